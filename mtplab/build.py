@@ -1,0 +1,226 @@
+"""From a configuration to a running arm: every part is built here and passed in, nothing builds its own neighbours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from mtplab.audit.audit import FullAudit
+from mtplab.config.instantiate import instantiate
+from mtplab.engine.drafting import Drafting, DraftRunners
+from mtplab.engine.engine import Engine, EngineParts
+from mtplab.engine.margins import GapSelector, MarginProbe
+from mtplab.engine.prepare import InputBuilder
+from mtplab.engine.records import ArmOutcome, GraphCounts, StepRecord
+from mtplab.engine.request import Verified
+from mtplab.engine.scheduler import Scheduler
+from mtplab.errors import ConfigError
+from mtplab.graphs.graph import Graph
+from mtplab.heads.head import Head, HeadParts
+from mtplab.memory.layout import MemoryLayout
+from mtplab.memory.memory import Memory
+from mtplab.memory.mirror import Mirror
+from mtplab.memory.pages import PageBook
+from mtplab.model.checkpoint import Checkpoint, load_checkpoint, shipped_directory
+from mtplab.model.config import ModelConfig, read_model_config
+from mtplab.model.layers import rope_table
+from mtplab.model.network import Network, TargetNetwork
+from mtplab.sparse.selector import Selector
+from mtplab.sync.policy import Sync
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A built arm. `capture_seconds` went into graph capture, before the first step."""
+
+    engine: Engine
+    audit: FullAudit
+    capture_seconds: float
+
+    def outcome(self, requests: Sequence, seconds: float) -> ArmOutcome:
+        parts = self.engine.parts
+        runners = [parts.target]
+        if parts.drafting is not None:
+            runners += [parts.drafting.runners.prefill, parts.drafting.runners.decode]
+        counts = GraphCounts(
+            dict(self.engine.mode_steps), sum(r.captures for r in runners), sum(r.replays for r in runners)
+        )
+        return ArmOutcome(
+            requests=tuple(request.outcome() for request in requests),
+            seconds=seconds,
+            capture_seconds=self.capture_seconds,
+            steps=self.engine.steps,
+            graph=counts,
+            memory=self.audit.memory_counts(parts.book.evicted),
+            staleness=self.audit.staleness(),
+            culprits=self.audit.culprits(),
+        )
+
+
+def run_arm(
+    cfg: DictConfig,
+    prompts: Sequence[Sequence[int]],
+    on_step: Callable[[StepRecord], None],
+    record_margins: bool = False,
+) -> ArmOutcome:
+    """Decode `prompts` under `cfg`. Raises `ConfigError` for anything the user can mend."""
+    torch.set_num_threads(cfg.engine.threads)
+    with torch.inference_mode():
+        arm = build_arm(cfg, record_margins)
+        started = time.perf_counter()
+        requests = arm.engine.run(prompts, cfg.workload.max_new_tokens, on_step)
+        return arm.outcome(requests, time.perf_counter() - started)
+
+
+def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
+    """Load the model, lay out the memory, capture the graphs. Call it under `torch.inference_mode()`."""
+    allow = tuple(cfg.allow_targets)
+    dtype, device = getattr(torch, cfg.engine.dtype), pick_device(cfg.engine.device)
+    head: Head = instantiate(cfg.spec, allow)
+    selector = _selector(cfg, allow, record_margins)
+    checkpoint = load_checkpoint(model_directory(cfg), dtype, device, selector.needs_index)
+    layout = memory_layout(cfg, checkpoint.config, head, dtype, device)
+    memory, book = Memory(layout), PageBook(layout)
+    scheduler = Scheduler(layout, book, head.k, cfg.engine.prefill_chunk)
+    layers = tuple(range(layout.layers))
+    target_layers, draft_layers = layers[: checkpoint.config.num_hidden_layers], layers[checkpoint.config.num_hidden_layers :]
+    names = [*(f"target.{i}" for i in target_layers), *head.layer_names]
+    audit = FullAudit(memory, target_layers, draft_layers, names)
+
+    def hand_over() -> None:
+        for request in scheduler.running:
+            audit.on_clean(book.hand_over(request.state, request.num_computed))
+
+    mirror = Mirror(memory, target_layers, draft_layers, hand_over)
+    sync = Sync(cfg.sync.name, instantiate(cfg.sync.mirror, allow), instantiate(cfg.sync.inputs, allow))
+    sync.mirror.bind(mirror)
+    builder = InputBuilder(layout, book)
+    started = time.perf_counter()
+    target, drafting = _runners(cfg, allow, head, checkpoint, memory, selector, builder, sync, audit)
+    parts = EngineParts(
+        target=target,
+        drafting=drafting,
+        verifier=instantiate(cfg.verify, allow),
+        memory=memory,
+        book=book,
+        scheduler=scheduler,
+        builder=builder,
+        mirror=mirror,
+        sync=sync,
+        audit=audit,
+        probe=MarginProbe(selector) if record_margins else None,
+        eos_token_id=checkpoint.config.eos_token_id,
+    )
+    return Arm(Engine(parts), audit, time.perf_counter() - started)
+
+
+def model_directory(cfg: DictConfig) -> Path:
+    """The checkpoint directory that `model.path` names, or the shipped one."""
+    return shipped_directory() if cfg.model.path is None else Path(cfg.model.path)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes CUDA where it is present."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device", "this machine has no CUDA device", "use engine.device=cpu")
+    return torch.device(name)
+
+
+def capture_sizes(k: int, max_requests: int, prefill_chunk: int) -> tuple[int, ...]:
+    """Multiples of 1+k: every decode batch exactly, then in steps of about an eighth up to a full mixed batch."""
+    unit = 1 + k
+    sizes = [unit * n for n in range(1, max_requests + 1)]
+    largest = -(-(prefill_chunk + max_requests * unit) // unit) * unit
+    while sizes[-1] < largest:
+        step = max(sizes[-1] // 4 // unit, 1) * unit
+        sizes.append(min(sizes[-1] + step, largest))
+    return tuple(sizes)
+
+
+def memory_layout(
+    cfg: DictConfig, model: ModelConfig, head: Head, dtype: torch.dtype, device: torch.device
+) -> MemoryLayout:
+    """Sizes of all pools; `pool_pages: null` gives every request a full context, half of it under eviction."""
+    if cfg.engine.context > model.max_position_embeddings:
+        raise ConfigError(
+            "engine.context",
+            f"{cfg.engine.context} exceeds the model's {model.max_position_embeddings} positions",
+            f"set engine.context={model.max_position_embeddings}",
+        )
+    on_host = cfg.sparse.tier == "hisparse"
+    per_request = -(-cfg.engine.context // cfg.memory.page_size)
+    evicts = on_host and cfg.memory.resident_pages is not None
+    automatic = cfg.engine.max_requests * per_request // (2 if evicts else 1) + per_request
+    top_k = cfg.sparse.top_k or 0
+    return MemoryLayout(
+        tier=cfg.sparse.tier,
+        layers=model.num_hidden_layers + head.num_layers,
+        row_width=model.row_width,
+        index_width=model.index_head_dim,
+        page_size=cfg.memory.page_size,
+        context=cfg.engine.context,
+        max_requests=cfg.engine.max_requests,
+        max_rows=capture_sizes(head.k, cfg.engine.max_requests, cfg.engine.prefill_chunk)[-1],
+        pool_pages=cfg.memory.pool_pages or automatic + 1,
+        resident_pages=cfg.memory.resident_pages,
+        hot_size=(cfg.memory.hot_size or (head.k + 2) * top_k) if on_host else 0,
+        plan_width=top_k if on_host else 0,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _selector(cfg: DictConfig, allow: tuple[str, ...], record_gaps: bool) -> Selector:
+    budget = {} if cfg.sparse.top_k is None else {"top_k": cfg.sparse.top_k}
+    selector = instantiate(cfg.sparse.selector, allow, **budget)
+    return GapSelector(selector) if record_gaps and selector.needs_index else selector
+
+
+def _graph_factory(device: torch.device) -> Callable[[], Graph]:
+    if device.type == "cuda":
+        from mtplab.graphs.cuda import CudaGraph
+
+        return CudaGraph
+    from mtplab.graphs.tape import TapeGraph
+
+    return TapeGraph
+
+
+def _runners(
+    cfg: DictConfig,
+    allow: tuple[str, ...],
+    head: Head,
+    checkpoint: Checkpoint,
+    memory: Memory,
+    selector: Selector,
+    builder: InputBuilder,
+    sync: Sync,
+    audit: FullAudit,
+):
+    layout = memory.layout
+    rope = rope_table(checkpoint.config, layout.context, layout.dtype, layout.device)
+    layers = tuple(range(checkpoint.config.num_hidden_layers))
+    network: Network = TargetNetwork("target", layers, checkpoint.layers, checkpoint, rope, memory, selector)
+    strategy = instantiate(cfg.graph, allow)
+    factory = _graph_factory(layout.device)
+    sizes = capture_sizes(head.k, layout.max_requests, cfg.engine.prefill_chunk)
+    target = strategy.wrap(network, builder.target([], sizes[0]), sizes, factory)
+    draft = head.network(HeadParts(checkpoint, rope, memory, selector, len(layers)))
+    if draft is None:
+        return target, None
+    hidden = torch.zeros(sizes[0], checkpoint.config.hidden_size, dtype=layout.dtype, device=layout.device)
+    nobody: list[Verified] = []
+    example = builder.draft_prefill(nobody, sizes[0], hidden)
+    prefill = strategy.wrap(draft, example, sizes, factory)
+    decode = strategy.wrap(draft, example, range(1, layout.max_requests + 1), factory)
+    return target, Drafting(head.k, DraftRunners(prefill, decode), builder, sync.inputs, audit)
+
+
+__all__ = ["Arm", "build_arm", "capture_sizes", "memory_layout", "model_directory", "read_model_config", "run_arm"]

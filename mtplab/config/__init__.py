@@ -1,0 +1,1 @@
+"""Composition, types and rules of the configuration."""

@@ -1,0 +1,37 @@
+"""Where the configuration tree and the shipped assets lie: in a clone, or inside an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def config_directory() -> Path:
+    """`conf/` of the clone this package runs from, else the copy inside the wheel."""
+    clone = PACKAGE.parent
+    if (clone / "pyproject.toml").is_file() and (clone / "conf" / "config.yaml").is_file():
+        return clone / "conf"
+    return PACKAGE / "conf"
+
+
+def assets_directory() -> Path:
+    """Shipped weights and prompts."""
+    return PACKAGE / "assets"
+
+
+def model_directory(cfg: DictConfig) -> Path:
+    """The checkpoint directory: `model.path`, or the shipped weights of that name."""
+    return Path(cfg.model.path).expanduser() if cfg.model.path else assets_directory() / cfg.model.name
+
+
+def options(group: str) -> list[str]:
+    """Names of a group's options. The directory is the registry."""
+    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+
+
+def groups() -> list[str]:
+    """Names of all groups."""
+    return sorted(path.name for path in config_directory().iterdir() if path.is_dir())

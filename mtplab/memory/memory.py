@@ -1,0 +1,81 @@
+"""The memory a network sees: write a layer's rows, read selected rows. Tier `device` or `hisparse` below it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtplab.engine.inputs import StepInputs
+from mtplab.memory.context import RowContext, row_context
+from mtplab.memory.layout import MemoryLayout
+from mtplab.memory.pools import HostPool, HotBuffer, IndexKeys, PagedPool, masked_write
+from mtplab.memory.resolver import ResolverState, resolve
+
+
+class Memory:
+    """All pools of one engine. `plan_positions` and `plan_rows` keep each layer's last top-k plan for the audit."""
+
+    def __init__(self, layout: MemoryLayout) -> None:
+        self.layout = layout
+        self.pool = PagedPool(layout)
+        self.keys = IndexKeys(layout)
+        self.host = HostPool(layout) if layout.on_host else None
+        self.hot = HotBuffer(layout) if layout.on_host else None
+        layers = range(layout.layers if layout.on_host else 0)
+        shape = (layout.max_rows, layout.plan_width)
+        self.plan_positions = [torch.full(shape, -1, dtype=torch.int32, device=layout.device) for _ in layers]
+        self.plan_rows = [torch.full(shape, -1, dtype=torch.int32, device=layout.device) for _ in layers]
+        self.counts = [torch.zeros(3, dtype=torch.int64, device=layout.device) for _ in layers]
+
+    def context(self, inputs: StepInputs) -> RowContext:
+        return row_context(inputs, self.layout.page_size)
+
+    def write(self, layer: int, context: RowContext, row: Tensor, index_key: Tensor | None) -> None:
+        """Store KV rows [T, W] (and indexer keys [T, d]) of this step; padded rows write nothing (I9)."""
+        masked_write(self.pool.layers[layer], context.slot, row)
+        if index_key is not None:
+            masked_write(self.keys.layers[layer], context.source, index_key)
+        if self.hot is not None:
+            self._invalidate(self.hot.tags[layer], context.source)
+
+    def index_keys(self, layer: int, context: RowContext) -> Tensor:
+        """Indexer keys [T, S, d] of every position of each row's request."""
+        host = context.host.view(-1, context.span).index_select(0, context.request)
+        rows = torch.where(host >= 0, host, self.keys.sink)
+        return self.keys.layers[layer].index_select(0, rows.flatten()).view(*rows.shape, -1)
+
+    def read(self, layer: int, positions: Tensor, context: RowContext) -> Tensor:
+        """KV rows [T, N, W] at logical positions [T, N]; unused positions (-1) read the zero sink row."""
+        if self.hot is None:
+            rows = self._resident_rows(positions, context)
+        else:
+            rows = resolve(self.resolver_state(layer), positions, context)
+            self.plan_positions[layer][: rows.shape[0]].copy_(positions)
+            self.plan_rows[layer][: rows.shape[0]].copy_(rows)
+        return self.pool.layers[layer].index_select(0, rows.flatten()).view(*rows.shape, -1)
+
+    def resolver_state(self, layer: int) -> ResolverState:
+        assert self.host is not None and self.hot is not None
+        return ResolverState(
+            rows=self.pool.layers[layer],
+            host=self.host.layers[layer],
+            tags=self.hot.tags[layer],
+            lru=self.hot.lru[layer],
+            counts=self.counts[layer],
+            hot_base=self.pool.hot_base,
+        )
+
+    def _resident_rows(self, positions: Tensor, context: RowContext) -> Tensor:
+        used = positions >= 0
+        flat = context.request.unsqueeze(1) * context.span + positions.clamp(min=0)
+        rows = context.resident.index_select(0, flat.flatten()).view_as(positions)
+        return torch.where(used & (rows >= 0), rows, self.pool.sink)
+
+    def _invalidate(self, tags: Tensor, source: Tensor) -> None:
+        """A written position leaves no tag behind (I6): drop every tag that names a host row written now."""
+        assert self.host is not None
+        written = torch.zeros(self.host.sink + 1, dtype=torch.bool, device=tags.device)
+        written.index_fill_(0, torch.where(source >= 0, source, self.host.sink), True)
+        written[self.host.sink].fill_(False)
+        held = torch.where(tags >= 0, tags, self.host.sink)
+        tags.masked_fill_(written.index_select(0, held.flatten()).view_as(tags), -1)

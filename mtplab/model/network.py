@@ -1,0 +1,158 @@
+"""Target and MTP networks as segments between attention calls: one form serves eager, PIECEWISE and FULL.
+
+`forward` is the whole algorithm: segment 0, then for each layer attention and the next segment. A strategy may capture
+all of it (FULL), each segment (PIECEWISE) or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtplab.engine.inputs import DraftInputs, StepInputs
+from mtplab.memory.context import RowContext
+from mtplab.memory.memory import Memory
+from mtplab.model.checkpoint import Checkpoint, LayerWeights
+from mtplab.model.layers import Projected, RopeTable, attend, finish, project, rms_norm
+from mtplab.sparse.selector import Selector
+
+LayerHook = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What one segment hands to attention and to the next segment."""
+
+    hidden: Tensor
+    projected: Projected
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """hidden [T, D] after the final norm, tokens [T] greedy, logits [T, V]."""
+
+    hidden: Tensor
+    tokens: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutput:
+    """hidden [B, D] handed to the next draft pass (after the head's own norm), tokens [B] greedy."""
+
+    hidden: Tensor
+    tokens: Tensor
+
+
+class Network(Protocol):
+    """A forward in segments; `layers` are the memory layers it writes, in order."""
+
+    name: str
+    layers: tuple[int, ...]
+
+    def begin(self, inputs: StepInputs) -> RowContext: ...
+
+    def segment(self, index: int, inputs: StepInputs, carry: Carry | None, attended: Tensor | None) -> object: ...
+
+    def attention(self, index: int, carry: Carry, context: RowContext, hook: LayerHook | None) -> Tensor: ...
+
+
+def forward(network: Network, inputs: StepInputs, hook: LayerHook | None) -> object:
+    """Run the whole network on `inputs`; `hook(layer)` fires after each layer's KV write."""
+    context = network.begin(inputs)
+    carry = network.segment(0, inputs, None, None)
+    for index in range(len(network.layers)):
+        assert isinstance(carry, Carry)
+        attended = network.attention(index, carry, context, hook)
+        carry = network.segment(index + 1, inputs, carry, attended)
+    return carry
+
+
+class Decoder:
+    """What target and MTP head share: a stack of blocks over the paged memory."""
+
+    def __init__(
+        self,
+        name: str,
+        layers: tuple[int, ...],
+        blocks: tuple[LayerWeights, ...],
+        checkpoint: Checkpoint,
+        rope: RopeTable,
+        memory: Memory,
+        selector: Selector,
+    ) -> None:
+        self.name = name
+        self.layers = layers
+        self._blocks = blocks
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
+        self._rope = rope
+        self._memory = memory
+        self._selector = selector
+
+    def begin(self, inputs: StepInputs) -> RowContext:
+        return self._memory.context(inputs)
+
+    def embed(self, inputs: StepInputs) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must say how rows are embedded")
+
+    def output(self, hidden: Tensor, inputs: StepInputs) -> object:
+        raise TypeError(f"{type(self).__name__} must say what it returns")
+
+    def segment(self, index: int, inputs: StepInputs, carry: Carry | None, attended: Tensor | None) -> object:
+        """Segment `index`: finish block index-1 (if any), then project for block index, or return the output."""
+        if carry is None or attended is None:
+            hidden = self.embed(inputs)
+        else:
+            hidden = finish(self._blocks[index - 1], self._config, carry.hidden, attended)
+        if index == len(self.layers):
+            return self.output(hidden, inputs)
+        cos = self._rope.cos.index_select(0, inputs.positions).unsqueeze(1)
+        sin = self._rope.sin.index_select(0, inputs.positions).unsqueeze(1)
+        needs = self._selector.needs_index
+        return Carry(hidden, project(self._blocks[index], self._config, hidden, cos, sin, needs))
+
+    def attention(self, index: int, carry: Carry, context: RowContext, hook: LayerHook | None) -> Tensor:
+        """Write this block's rows, fire the hook, select, resolve to device rows, attend. Returns [T, H * v]."""
+        layer = self.layers[index]
+        self._memory.write(layer, context, carry.projected.row, carry.projected.index_key)
+        if hook is not None:
+            hook(layer)
+        positions = self._selector.select(carry.projected, self._memory, layer, context)
+        rows = self._memory.read(layer, positions, context)
+        return attend(self._blocks[index], self._config, carry.projected.query, rows, positions < 0)
+
+
+class TargetNetwork(Decoder):
+    """The main model; verify = its forward over 1+k rows per request."""
+
+    def embed(self, inputs: StepInputs) -> Tensor:
+        return F.embedding(inputs.input_ids, self._checkpoint.embed)
+
+    def output(self, hidden: Tensor, inputs: StepInputs) -> TargetOutput:
+        hidden = rms_norm(hidden, self._checkpoint.norm, self._config)
+        logits = F.linear(hidden, self._checkpoint.lm_head)
+        return TargetOutput(hidden, logits.argmax(-1), logits)
+
+
+class MtpNetwork(Decoder):
+    """DeepSeek MTP module: row i from the hidden state h_i and token i+1, stored in slot i of its own layer."""
+
+    def embed(self, inputs: StepInputs) -> Tensor:
+        assert isinstance(inputs, DraftInputs)
+        w = self._checkpoint.mtp[0]
+        token = rms_norm(F.embedding(inputs.input_ids, self._checkpoint.embed), w.enorm, self._config)
+        state = rms_norm(inputs.hidden_states, w.hnorm, self._config)
+        return F.linear(torch.cat([token, state], -1), w.eh_proj)
+
+    def output(self, hidden: Tensor, inputs: StepInputs) -> DraftOutput:
+        assert isinstance(inputs, DraftInputs)
+        # a stale index may lie beyond this bucket; an engine would read leftovers there, never fault
+        last = hidden.index_select(0, inputs.last_token_indices.clamp(max=hidden.shape[0] - 1))
+        last = rms_norm(last, self._checkpoint.mtp[0].out_norm, self._config)
+        return DraftOutput(last, F.linear(last, self._checkpoint.lm_head).argmax(-1))
