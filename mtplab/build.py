@@ -88,7 +88,10 @@ def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
     memory, book = Memory(layout), PageBook(layout)
     scheduler = Scheduler(layout, book, head.k, cfg.engine.prefill_chunk)
     layers = tuple(range(layout.layers))
-    target_layers, draft_layers = layers[: checkpoint.config.num_hidden_layers], layers[checkpoint.config.num_hidden_layers :]
+    target_layers, draft_layers = (
+        layers[: checkpoint.config.num_hidden_layers],
+        layers[checkpoint.config.num_hidden_layers :],
+    )
     names = [*(f"target.{i}" for i in target_layers), *head.layer_names]
     audit = FullAudit(memory, target_layers, draft_layers, names)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -20,14 +21,19 @@ from mtplab.errors import ConfigError
 
 def compose_config(*overrides: str) -> DictConfig:
     """The configuration `python scripts/run.py` would run with these overrides. Raises `ConfigError`."""
+    cfg = compose_unchecked(*overrides)
+    check_types(cfg)
+    return cfg
+
+
+def compose_unchecked(*overrides: str) -> DictConfig:
+    """As `compose_config`, but required values may still be missing."""
     register_schema()
     try:
         with _hydra():
-            cfg = compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
+            return compose("config", overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise _explain(error, overrides) from error
-    check_types(cfg)
-    return cfg
 
 
 @contextmanager
@@ -75,21 +81,22 @@ def _key(text: str, overrides: Iterable[str]) -> str:
 
 
 def _known_keys() -> list[str]:
-    with _hydra():
-        cfg = compose("config")
-    return groups() + _leaves(cfg, "")
+    return groups() + list(leaves(compose_unchecked()))
 
 
-def _leaves(cfg: DictConfig, prefix: str) -> list[str]:
-    found: list[str] = []
-    for key in cfg:
-        node = None if OmegaConf.is_missing(cfg, key) else cfg._get_node(key)
-        name = f"{prefix}{key}"
-        found += _leaves(node, f"{name}.") if isinstance(node, DictConfig) and not node._is_none() else [name]
+def leaves(cfg: DictConfig, prefix: str = "") -> dict[str, Any]:
+    """Full key -> resolved value of everything that is not a mapping; a missing value reads `???`."""
+    found: dict[str, Any] = {}
+    for key in map(str, cfg):
+        value = "???" if OmegaConf.is_missing(cfg, key) else cfg[key]
+        if isinstance(value, DictConfig):
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     return found
 
 
-def _choose(given: str, valid: list[str]) -> str:
+def _choose(given: str, valid: Sequence[str]) -> str:
     close = difflib.get_close_matches(given, valid, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?" + (f" (valid: {', '.join(valid)})" if len(valid) < 20 else "")

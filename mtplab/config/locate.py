@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -24,7 +24,7 @@ def assets_directory() -> Path:
 
 def model_directory(cfg: DictConfig) -> Path:
     """The checkpoint directory: `model.path`, or the shipped weights of that name."""
-    return Path(cfg.model.path).expanduser() if cfg.model.path else assets_directory() / cfg.model.name
+    return Path(str(cfg.model.path)).expanduser() if cfg.model.path else assets_directory() / cfg.model.name
 
 
 def options(group: str) -> list[str]:
@@ -35,3 +35,16 @@ def options(group: str) -> list[str]:
 def groups() -> list[str]:
     """Names of all groups."""
     return sorted(path.name for path in config_directory().iterdir() if path.is_dir())
+
+
+def default_options() -> dict[str, str]:
+    """Group -> option of the defaults list in `conf/config.yaml`."""
+    entries = OmegaConf.load(config_directory() / "config.yaml").defaults
+    picks = [entry for entry in entries if isinstance(entry, DictConfig)]
+    return {str(group): str(name) for entry in picks for group, name in entry.items() if "/" not in str(group)}
+
+
+def display_path(path: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    absolute = path.resolve()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

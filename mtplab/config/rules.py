@@ -58,7 +58,9 @@ def names_are_known(cfg: DictConfig) -> None:
     _one_of("engine.dtype", cfg.engine.dtype, ["float32", "float64"])
     _one_of("engine.device", re.sub(r":\d+$", "", cfg.engine.device), ["auto", "cpu", "cuda"])
     _one_of("sparse.tier", cfg.sparse.tier, ["device", "hisparse"])
-    _one_of("memory.tier", cfg.memory.tier, ["device", "hisparse"])
+    if cfg.memory.tier != cfg.sparse.tier:
+        problem = f"{cfg.memory.tier} while sparse.tier={cfg.sparse.tier}"
+        raise ConfigError("memory.tier", problem, f"set sparse.tier={cfg.memory.tier} instead")
     for verdict in cfg.fail_on:
         _one_of("fail_on", verdict, list(VERDICTS))
     if not re.fullmatch(r"[\w.-]*\w[\w.-]*", cfg.run.experiment):
@@ -68,7 +70,7 @@ def names_are_known(cfg: DictConfig) -> None:
 
 def budget(cfg: DictConfig) -> None:
     top_k, context = cfg.sparse.top_k, cfg.engine.context
-    if cfg.memory.tier == "hisparse" and top_k is None:
+    if cfg.sparse.tier == "hisparse" and top_k is None:
         problem = f"sparse={cfg.sparse.name} reads every row, the host tier serves selectors with a budget"
         raise ConfigError("sparse.tier", problem, "use sparse=hisparse, or sparse=dense with sparse.tier=device")
     if top_k is not None and not 1 <= top_k <= context:
@@ -77,7 +79,7 @@ def budget(cfg: DictConfig) -> None:
 
 
 def hot_buffer(cfg: DictConfig) -> None:
-    if cfg.memory.tier != "hisparse" or cfg.memory.hot_size is None:
+    if cfg.sparse.tier != "hisparse" or cfg.memory.hot_size is None:
         return
     need = (cfg.spec.k + 1) * cfg.sparse.top_k
     if cfg.memory.hot_size < need:

@@ -2,7 +2,7 @@
 
 `Schema` is the root that Hydra merges `conf/config.yaml` into. `run`, `engine` and `memory` are closed: Hydra itself
 refuses an unknown key or a wrong type in them. Groups whose options name a class (`_target_`) are open, so that a new
-option may bring its own hyper-parameters; the fields they share are typed by `OPEN_GROUPS` and checked by `check_types`.
+option may bring its own hyper-parameters; the fields they share are typed in `OPEN_GROUPS`, checked by `check_types`.
 No defaults here: values live in `conf/` only.
 """
 
@@ -146,7 +146,7 @@ def _check_group(cfg: DictConfig, group: str, schema: type[NamedFields]) -> None
         if name not in given:
             raise ConfigError(f"{group}.{name}", "is missing", f"add it to conf/{group}/{given['name']}.yaml")
         try:
-            typed = OmegaConf.merge(OmegaConf.structured(schema), {name: given[name]})[name]
+            typed = getattr(OmegaConf.merge(OmegaConf.structured(schema), {name: given[name]}), name)
         except OmegaConfBaseException as error:
             problem = str(error).splitlines()[0]
             raise ConfigError(f"{group}.{name}", problem, "give a value of that type") from error

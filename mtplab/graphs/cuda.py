@@ -112,6 +112,8 @@ class _Counter(CaptureMode):
 
     def observe(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return result  # squeeze_ and the like only change metadata
         with torch._C.DisableTorchFunction():
             inputs = [*nested_tensors(args), *nested_tensors(kwargs)]
             fresh = [tensor for tensor in fresh_results(result, inputs) if tensor is not None]

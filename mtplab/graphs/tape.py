@@ -132,8 +132,8 @@ class _Recorder(CaptureMode):
         self._aliases: dict[tuple[Any, ...], Tensor] = {}
 
     def observe(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.namespace in ("prim", "profiler"):
-            return func(*args, **kwargs)  # host bookkeeping
+        if func.namespace in ("prim", "profiler") or torch.Tag.inplace_view in func.tags:
+            return func(*args, **kwargs)  # host bookkeeping; squeeze_ and the like only change metadata
         with torch._C.DisableTorchFunction():  # the guard watches the captured function, not its recorder
             inputs = [*nested_tensors(args), *nested_tensors(kwargs)]
             own_args, own_kwargs = self._own(args, func), self._own(kwargs, func)
@@ -153,7 +153,7 @@ class _Recorder(CaptureMode):
         kernel argument would; an alias also drops requires_grad, which out= forms refuse.
         """
         if isinstance(value, Tensor):
-            _require_cpu(value, str(func))
+            _require_cpu(value, func)
             key = (storage_id(value), *_layout(value), value.dtype, value.is_conj(), value.is_neg())
             if key not in self._aliases:
                 self._aliases[key] = value.detach()
@@ -169,7 +169,7 @@ def _resolve(operator: Operator, fresh: list[Tensor | None]) -> list[TapeOp]:
     """The replayable form of one operator; nothing for views and allocations."""
     name = base_name(operator.func)
     if operator.func._schema.is_mutable:
-        return [] if name == "detach_" else [resolve_mutation(operator, fresh)]
+        return [resolve_mutation(operator, fresh)]
     if name == "lift_fresh":  # torch.tensor(...) of host values; memory borrowed from numpy is an input instead
         value = operator.args[0]
         return resolve_constant(operator, [value]) if value.untyped_storage().resizable() else []
@@ -185,7 +185,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
-def _require_cpu(tensor: Tensor, where: str) -> None:
+def _require_cpu(tensor: Tensor, where: object) -> None:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise CaptureError(
             f"{where}: a {tensor.layout} tensor on {tensor.device} in a tape, which holds dense CPU tensors. "

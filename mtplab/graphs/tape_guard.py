@@ -6,7 +6,7 @@ bypass the dispatcher (`tolist`, `numpy`, `__array__`) only reach a `TorchFuncti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ _HOST_METHODS = {
     "__reduce_ex__": "serialising a tensor",
 }
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_MOVES = frozenset({"resize_", "resize_as_", "set_"})
 _CONSTRUCTORS = frozenset({"tensor", "new_tensor", "as_tensor", "asarray"})
 _HOST_OPERATORS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"})
 _MASK_INDEXING = frozenset(
@@ -73,7 +74,7 @@ def is_composite(func: OpOverload) -> bool:
     """Whether eager execution on any backend is nothing but other operators."""
     name = func.name()
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(name, "CompositeImplicitAutograd") and not (has_kernel(name, "CPU") or has_kernel(name, "CUDA"))
+    return has_kernel(name, COMPOSITE) and not (has_kernel(name, "CPU") or has_kernel(name, "CUDA"))
 
 
 def nested_tensors(value: Any) -> Iterable[Tensor]:
@@ -143,26 +144,34 @@ def host_read(what: str, remedy: str) -> HostReadError:
     return HostReadError(f"{what} reads a tensor on the host during capture; its value would be frozen: {remedy}.")
 
 
-def refuse_operator(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: list[str]) -> None:
-    """Raise the error that names `func` if a replay could not repeat it."""
+def refuse_operator(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, composite: bool, caller: Sequence[str]
+) -> None:
+    """Raise the error that names `func` if a replay could not repeat it; a composite is judged by its parts."""
     name, tags = base_name(func), func.tags
-    said = f"{func}" + (f" (called by {caller[0]})" if caller else "")
     if name in _HOST_OPERATORS or torch.Tag.data_dependent_output in tags:
-        raise host_read(said, _KEEP_ON_DEVICE)
+        raise host_read(_said(func, caller), _KEEP_ON_DEVICE)
+    if composite:
+        return
     if name in _MASK_INDEXING:
         if any(index.dtype in (torch.bool, torch.uint8) for index in nested_tensors(args[1])):
-            raise host_read(f"boolean indexing, {said},", f"the number of rows depends on the mask; {_STATIC_SHAPE}")
-    elif torch.Tag.dynamic_output_shape in tags and not is_composite(func) and kwargs.get("output_size") is None:
-        raise host_read(said, f"the shape of its result depends on the data; {_STATIC_SHAPE}")
-    if torch.Tag.nondeterministic_seeded in tags and not is_composite(func) and _draws(func, args, kwargs):
+            raise host_read(f"boolean indexing, {_said(func, caller)},", f"its row count is data; {_STATIC_SHAPE}")
+    elif torch.Tag.dynamic_output_shape in tags and kwargs.get("output_size") is None:
+        raise host_read(_said(func, caller), f"the shape of its result depends on the data; {_STATIC_SHAPE}")
+    if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs):
         raise RandomOperatorError(
-            f"{said} draws random numbers during capture. Draw the noise outside and pass it in as a static input."
+            f"{_said(func, caller)} draws random numbers during capture. "
+            "Draw the noise outside and pass it in as a static input."
         )
-    if torch.Tag.inplace_view in tags and name != "detach_":
+    if name in _MOVES:
         raise CaptureError(
-            f"{said} changes the shape or storage of an existing tensor during capture. "
-            "Use the form without underscore, or allocate the buffer before the capture."
+            f"{_said(func, caller)} changes the storage of an existing tensor during capture. "
+            "Allocate the buffer with its final shape before the capture."
         )
+
+
+def _said(func: OpOverload, caller: Sequence[str]) -> str:
+    return f"{func} (called by {caller[0]})" if caller else str(func)
 
 
 def _draws(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -193,8 +202,9 @@ class CaptureMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
             raise CaptureError(f"{func} is not a plain operator and cannot be captured. Call its parts instead.")
-        refuse_operator(func, args, kwargs, self.guard.caller)
-        if is_composite(func):
+        composite = is_composite(func)
+        refuse_operator(func, args, kwargs, composite=composite, caller=self.guard.caller)
+        if composite:
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         return self.observe(func, args, kwargs)

@@ -23,14 +23,10 @@ from mtplab.graphs.tape_guard import base_name, nested_tensors
 Kind = Literal["out", "inplace", "copy", "constant"]
 
 _COPIES = frozenset({"clone", "_to_copy"})
-_BINDINGS = (
-    torch._C._VariableFunctions,
-    torch._C.TensorBase,
-    torch._C._nn,
-    torch._C._linalg,
-    torch._C._special,
+# Namespaces of torch's C bindings.
+_BINDINGS = tuple(
+    getattr(torch._C, namespace) for namespace in ("_VariableFunctions", "TensorBase", "_nn", "_linalg", "_special")
 )
-
 # What a binding raises when it does not take the recorded arguments.
 _REJECTED = (TypeError, RuntimeError, ValueError, IndexError)
 

@@ -44,5 +44,7 @@ class FilePrompts:
         for start in starts:
             stop = min(start + size, len(ids))
             begin, end = offsets[start][0], offsets[stop - 1][1]
-            prompts.append(Prompt(text[begin:end], tuple(ids[start:stop]), f"{path.name}:{text.count(chr(10), 0, begin) + 1}"))
+            prompts.append(
+                Prompt(text[begin:end], tuple(ids[start:stop]), f"{path.name}:{text.count(chr(10), 0, begin) + 1}")
+            )
         return prompts

@@ -43,4 +43,6 @@ def load_tokenizer(model_directory: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception
-        raise ConfigError("model.path", f"tokenizer.json is corrupt ({error})", "restore the checkpoint's file") from error
+        raise ConfigError(
+            "model.path", f"tokenizer.json is corrupt ({error})", "restore the checkpoint's file"
+        ) from error

@@ -1,0 +1,1 @@
+"""Figures: one function each, tidy frame to Axes. Colour = graph strategy, marker = sync policy, everywhere."""
