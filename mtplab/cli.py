@@ -14,7 +14,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from mtplab.config.compose import compose_config, compose_unchecked
-from mtplab.config.locate import config_directory, groups, options
+from mtplab.config.locate import config_directory, default_options, options
 from mtplab.config.rules import validate
 from mtplab.config.schema import register_schema
 from mtplab.errors import ConfigError
@@ -55,6 +55,8 @@ def main() -> int:
     except ConfigError as error:
         return _refuse(error)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    # argparse, which Hydra uses, wants flags together
+    sys.argv[1:] = sorted(arguments, key=lambda argument: argument in MULTIRUN)
     return _hand_over()
 
 
@@ -79,7 +81,7 @@ def _hand_over() -> int:
 
 def _help(overrides: Sequence[str]) -> str:
     """Own text: Hydra's lists its groups in about a second."""
-    lines = [f"  {group:<10}{', '.join(options(group))}" for group in groups()]
+    lines = [f"  {group:<10}{', '.join(options(group))}" for group in default_options()]
     return USAGE.format(groups="\n".join(lines), config=OmegaConf.to_yaml(compose_unchecked(*overrides)))
 
 

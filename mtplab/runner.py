@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from mtplab.config.instantiate import instantiate
-from mtplab.config.locate import groups, model_directory
+from mtplab.config.locate import default_options, model_directory
 from mtplab.config.overrides import command, describe, home_to_tilde, without_bookkeeping
 from mtplab.config.preflight import check_prompts, check_weights
 from mtplab.config.rules import validate
@@ -137,7 +137,7 @@ def _announce(cfg: DictConfig, directory: RunDirectory, facts: dict[str, Any], c
 def _tracked(cfg: DictConfig, directory: RunDirectory, facts: dict[str, Any]) -> TrackedRun:
     config = home_to_tilde(OmegaConf.to_container(cfg, resolve=True))
     config["provenance"] = facts
-    tags = tuple(f"{group}={cfg[group].name}" for group in groups() if group != "track")
+    tags = tuple(f"{group}={cfg[group].name}" for group in default_options() if group != "track")
     return TrackedRun(directory.path, directory.run_id, cfg.run.experiment, "reproduce", tags, config)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from omegaconf import DictConfig
 from random_model import write_random_model
 from tokenizers import Tokenizer
@@ -14,6 +15,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 import mtplab
+
+# the same examples everywhere, and no deadline: CI machines are slow and shared
+settings.register_profile("mtplab", deadline=None, derandomize=True)
+settings.load_profile("mtplab")
 
 
 @pytest.fixture(autouse=True)

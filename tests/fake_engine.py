@@ -79,6 +79,7 @@ class FakeEngine:
 def _step(cfg: DictConfig, step: int, request: RequestStep, faulty: bool) -> StepRecord:
     reads = 3 if faulty and request.drafted else 0
     return StepRecord(
-        step, cfg.graph.name.upper(), cfg.graph.name.upper(), 4, 4, 1, (request,), 1, int(step % 7 == 0), int(reads > 0),
+        step, cfg.graph.name.upper(), cfg.graph.name.upper(), 4, 4, 1, (request,), 1, int(step % 7 == 0),
+        int(reads > 0),
         4 * faulty, reads, {"draft.hidden_states": 0}, {"draft.hidden_states": step}, 0.01,
     )  # fmt: skip

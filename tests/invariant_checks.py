@@ -88,7 +88,7 @@ def check_i6(lab: Lab, run: Run) -> None:
         lost[state, [page.source for page in pages if page.state is PageState.LOST]] = True
     for layer, tags in enumerate(lab.memory.hot.tags):
         named = lost.gather(1, tags.long().clamp(min=0) // size)
-        assert (named | (tags < 0)).all(), f"layer {layer}: a tag names a row that its request does not have on the host"
+        assert (named | (tags < 0)).all(), f"layer {layer}: a tag names no host row of its request"
     written = run.seen.source_slots[run.seen.slot_mapping >= 0]
     for layer in run.layers:
         assert not torch.isin(lab.memory.hot.tags[layer], written).any(), f"layer {layer}: a written row keeps its tag"
@@ -157,7 +157,7 @@ def check_i10(lab: Lab, run: Run) -> None:
     for index in range(int((seen.source_table[:, 0] > 0).sum())):
         request = owner_of[int(seen.source_table[index, 0])]
         state = int(seen.request_state_indices[index])
-        assert state == request.state, f"request {request.id} lives in state {request.state}, the batch row says {state}"
+        assert state == request.state, f"request {request.id} is in state {request.state}, not {state}"
         rows = (seen.req_id_per_token == index) & (seen.slot_mapping >= 0)
         for position, slot, token in zip(
             seen.positions[rows].tolist(), seen.slot_mapping[rows].tolist(), seen.input_ids[rows].tolist(), strict=True
@@ -222,7 +222,7 @@ def caches_are_fresh(lab: Lab, layers: tuple[int, ...]) -> None:
 def check_i13(lab: Lab) -> None:
     """Output tokens are identical to plain greedy decoding."""
     for request in lab.requests:
-        assert request.tokens == lab.truth[request.id][: len(request.tokens)], f"request {request.id} says something else"
+        assert request.tokens == lab.truth[request.id][: len(request.tokens)], f"request {request.id} differs"
         assert lab.busy or len(request.output) == lab.case.new_tokens, f"request {request.id} stopped early"
 
 
@@ -261,7 +261,7 @@ def examine(
             found[name] = f"step {lab.engine.steps}: {violation}"
 
     def after_run(run: Run) -> None:
-        for name in set(names) & set(AFTER_RUN):
+        for name in (n for n in names if n in AFTER_RUN):
             note(name, functools.partial(AFTER_RUN[name], lab, run))
 
     with torch.inference_mode():
@@ -269,7 +269,7 @@ def examine(
         lab.on_run = after_run
         while lab.busy and len(found) < len(names):
             lab.step()
-            for name in set(names) & set(AFTER_STEP):
+            for name in (n for n in names if n in AFTER_STEP):
                 note(name, functools.partial(AFTER_STEP[name], lab))
     return found
 

@@ -1,4 +1,4 @@
-"""A live arm under watch: what every forward read and wrote, what was mirrored when, checked after each run and step."""
+"""A live arm under watch: what every forward read and wrote, and what was mirrored when."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def config(case: Case, graph: str, sync: str) -> DictConfig:
     cfg.engine.update(dtype="float64", device="cpu")
     cfg.memory.update(page_size=case.page_size, resident_pages=case.resident_pages)
     cfg.memory.hot_size = (case.k + 1) * case.top_k + case.hot_extra
+    cfg.workload.max_new_tokens = case.new_tokens
     if case.tight:
         rows = max(case.prompts) + case.new_tokens + 2 * case.k
         cfg.memory.pool_pages = -(-rows // case.page_size) + 3

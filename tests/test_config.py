@@ -21,7 +21,7 @@ from mtplab.config.rules import validate
 from mtplab.config.schema import OPEN_GROUPS, Schema
 from mtplab.errors import ConfigError
 
-OPTIONS = [(group, option) for group in locate.groups() for option in locate.options(group)]
+OPTIONS = [(group, option) for group in locate.default_options() for option in locate.options(group)]
 
 
 def raw(group: str, option: str) -> DictConfig:
@@ -138,7 +138,7 @@ BROKEN_RULES = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "key", "remedy"), BROKEN_RULES, ids=lambda value: " ".join(value))
+@pytest.mark.parametrize(("overrides", "key", "remedy"), BROKEN_RULES, ids=" ".join)
 def test_a_broken_rule_names_the_nearest_valid_value(
     overrides: list[str], key: str, remedy: str, checkpoint: Path
 ) -> None:

@@ -276,7 +276,7 @@ class Buffers:
 REBINDINGS: dict[str, Callable[[Buffers], Any]] = {
     "assigned": lambda b: setattr(b, "hidden", b.hidden.clone()),
     "shape": lambda b: setattr(b, "hidden", b.hidden[:2]),
-    "strides": lambda b: setattr(b, "hidden", b.hidden.t().view(D, R)),
+    "strides": lambda b: setattr(b, "hidden", b.hidden.as_strided((R, D), (1, R))),
     "dtype": lambda b: setattr(b, "hidden", b.hidden.view(torch.int32)),
     "data": lambda b: setattr(b.hidden, "data", b.hidden.data.clone()),
     "missing": lambda b: delattr(b, "hidden"),

@@ -15,6 +15,7 @@ from graph_lab import MODES, D, Lab, R, assert_same, check_against_eager, lab_fi
 from torch import Tensor
 
 from mtplab.graphs.tape import TapeGraph
+from mtplab.graphs.tape_resolve import Operator, fastest, out_forms
 
 lab = lab_fixture()
 
@@ -220,15 +221,35 @@ def test_a_sink_row_takes_the_writes_of_padding(lab: Lab) -> None:
     assert pool[[0, 1, 2, 4]].abs().sum().item() == 0 and graph.outputs[0].abs().sum().item() == 0
 
 
-def test_operators_without_a_fast_form_and_custom_ones_are_recorded() -> None:
-    @torch.library.custom_op("mtplab_test::scale_rows", mutates_args={"pool"})
-    def scale_rows(pool: Tensor, factor: float) -> Tensor:
+def test_custom_operators_are_recorded_and_do_not_see_autocast() -> None:
+    @torch.library.custom_op("mtplab_test::accumulate", mutates_args={"pool"})
+    def accumulate(pool: Tensor, factor: float) -> Tensor:
         pool.mul_(factor)
-        return pool.sum(-1)
+        return pool @ pool.T
 
-    pool = torch.ones(R, D)
+    pool = torch.full((R, D), 1.001)
     graph = TapeGraph()
-    out = graph.capture(lambda: scale_rows(pool, 2.0) + 1)
+    out = graph.capture(lambda: accumulate(pool, 2.0) + 1)
+    doubled = pool * 2.0
     poison(graph, [pool])
-    graph.replay()
-    assert_same([pool, out], [torch.full((R, D), 4.0), torch.full((R,), 33.0)])
+    with torch.autocast("cpu", torch.bfloat16):
+        graph.replay()
+    assert_same([pool, out], [doubled, doubled @ doubled.T + 1])
+
+
+def test_fast_forms_are_chosen_by_proof_and_not_by_name() -> None:
+    x = torch.randn(R, D)
+    before = x.clone()
+    outs = [torch.empty(R), torch.empty(R, dtype=torch.long)]
+    aten = torch.ops.aten
+    forms = [
+        ("aten.add.out", Operator(aten.add.Tensor, (x, x), {}), outs[:1]),
+        ("aten.sum.IntList_out", Operator(aten.sum.dim_IntList, (x, [1]), {}), outs[:1]),
+        ("aten.max.dim_max", Operator(aten.max.dim, (x, 1), {}), outs),
+    ]
+    for expected, operator, results in forms:
+        assert [form.name for form in out_forms(operator, results)] == [expected]
+    # torch.Tensor.add_(x, 1.0) dispatches to add_.Tensor: the same numbers, but not the recorded operator
+    assert fastest(Operator(aten.add_.Scalar, (x, 1.0), {})).func is aten.add_.Scalar._op
+    assert fastest(Operator(aten.add_.Tensor, (x, x), {})).func is not aten.add_.Tensor._op
+    assert_same(x, before)  # looking for a form runs nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,15 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if not (shipped_directory() / "model.safetensors").exists():
         pytest.skip("the shipped model is not trained yet: mtplab/assets/tiny/model.safetensors is missing")
     return shipped_directory()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads are slower on rows this small, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def random_prompts(directory: Path, lengths: Sequence[int] = (45, 7, 70, 24, 1)) -> list[list[int]]:
@@ -76,7 +85,9 @@ def test_dense_drafts(directory: Path, k: int) -> None:
         arm = build_arm(config(directory, "sparse=dense", f"spec.k={k}"))
         drafted = decode(arm.engine, random_prompts(directory), max_new_tokens=8)
     found = compare_drafts(drafted, reference)
-    print(f"k={k}: {found.compared} draft tokens equal, {found.near_ties} after a near-tie, {found.different} different")
+    print(
+        f"k={k}: {found.compared} draft tokens equal, {found.near_ties} after a near-tie, {found.different} different"
+    )
     assert found.different == 0
     assert found.compared > 20 * k
     assert found.near_ties <= 0.02 * found.compared
@@ -185,7 +196,8 @@ def test_strategies_agree_to_the_bit(directory: Path, sparse: str) -> None:
     prompts = random_prompts(directory)
     overrides = [f"sparse={sparse}", "sync=mirror_after_draft", "memory.resident_pages=2"]
     eager, piecewise, full = (
-        every_output(config(directory, *overrides, f"graph={graph}"), prompts) for graph in ("none", "piecewise", "full")
+        every_output(config(directory, *overrides, f"graph={graph}"), prompts)
+        for graph in ("none", "piecewise", "full")
     )
     assert len(eager) == len(piecewise) == len(full) > 30
     for own, others in zip(eager, zip(piecewise, full, strict=True), strict=True):

@@ -73,7 +73,8 @@ def test_metrics_have_their_public_names() -> None:
     [metrics] = step_metrics("requested", frame)
     assert metrics == {
         "decode_step": 0, "accept/length": 3.0, "accept/pos0": 1.0, "accept/pos1": 0.5, "cost/ms_per_step": 2.0,
-        "memory/pages_evicted": 0.0, "memory/rows_read_from_host": 5.0, "memory/reads_wrong": 1.0, "stale/draft.ids": 3.0,
+        "memory/pages_evicted": 0.0, "memory/rows_read_from_host": 5.0, "memory/reads_wrong": 1.0,
+        "stale/draft.ids": 3.0,
     }  # fmt: skip
     [metrics] = step_metrics("reference", frame)
     assert metrics["reference/accept/length"] == 3.0
@@ -91,7 +92,9 @@ def test_without_a_key_the_run_is_offline_and_silent(
     text = json.dumps(seen)
     assert '"accept/length"' in text and '"reference/accept/pos0"' in text and "collapsed" in text
     output = capfd.readouterr().out
-    assert "wandb leet " in output and "wandb sync " in output
+    overview = result.directory.parent / "wandb"
+    assert f"wandb leet {overview}" in output and "wandb sync " in output
+    assert [link.resolve().parent.parent for link in overview.iterdir()] == [result.directory]
     assert str(Path.home()) not in text.replace(str(result.directory), "")
 
 

@@ -95,6 +95,12 @@ class PageAudit:
         flat = context.request.unsqueeze(1) * context.span + positions.clamp(min=0)
         host = context.host.index_select(0, flat.flatten()).view_as(positions)
         read = (positions >= 0) & from_hot & (host >= 0) & (live.slot_mapping >= 0).unsqueeze(1)
-        count = int(self._wrong[layer].index_select(0, host.clamp(min=0).flatten().cpu()).view_as(host).logical_and(read.cpu()).sum())
+        count = int(
+            self._wrong[layer]
+            .index_select(0, host.clamp(min=0).flatten().cpu())
+            .view_as(host)
+            .logical_and(read.cpu())
+            .sum()
+        )
         self.layers[layer].reads_wrong += count
         return count

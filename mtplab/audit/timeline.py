@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from mtplab.build import Arm
+from mtplab.memory.mirror import Mirror, RowSpan
 
 DRAFT_PREFILL, DRAFT_DECODE = "draft prefill", "draft decode"
 
@@ -43,7 +45,7 @@ class Timeline:
         self.events: list[Event] = []
         self._undo: list[tuple[Any, str]] = []
         self._first: float | None = None
-        self._drafted_step = -1
+        self._unwritten: RowSpan | None = None  # this step's rows, until the drafter has written them
 
     def __enter__(self) -> Timeline:
         parts = self._arm.engine.parts
@@ -53,6 +55,7 @@ class Timeline:
             self._wrap(runners.prefill, "run", lambda *_: ("drafter", DRAFT_PREFILL))
             self._wrap(runners.decode, "run", lambda *_: ("drafter", DRAFT_DECODE))
         if parts.mirror.active:
+            self._note_spans(parts.mirror)
             self._wrap(parts.mirror, "copy", self._copy_label)
             self._wrap(parts.mirror, "hand_over", lambda *_: ("pages", "pages declared clean"))
         return self
@@ -75,6 +78,16 @@ class Timeline:
         ]
         return "mirror", f"copy {' + '.join(kinds)} rows"
 
+    def _note_spans(self, mirror: Mirror) -> None:
+        inner = mirror.snapshot
+
+        def noted(slot_mapping: Tensor, source_slots: Tensor) -> RowSpan:
+            self._unwritten = inner(slot_mapping, source_slots)
+            return self._unwritten
+
+        mirror.snapshot = noted
+        self._undo.append((mirror, "snapshot"))
+
     def _wrap(self, owner: Any, name: str, label: Callable[..., tuple[str, str]]) -> None:
         inner = getattr(owner, name)
 
@@ -85,16 +98,11 @@ class Timeline:
             result = inner(*args)
             ended = time.perf_counter()
             lane, what = label(*args)
-            early = lane == "mirror" and "draft" in what and not self._written(args[1], step)
+            early = lane == "mirror" and "draft" in what and args[1] is self._unwritten
             if what == DRAFT_PREFILL:
-                self._drafted_step = step
+                self._unwritten = None
             self.events.append(Event(step, lane, what, *((t - self._first) * 1e3 for t in (begun, ended)), early))
             return result
 
         setattr(owner, name, recorded)
         self._undo.append((owner, name))
-
-    def _written(self, span: object, step: int) -> bool:
-        """Has the drafter written the rows of this span? Spans of earlier steps have been; this step's after its prefill."""
-        current = self._arm.engine.parts.sync.mirror
-        return self._drafted_step == step or span is not current.span

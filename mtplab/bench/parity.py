@@ -71,8 +71,8 @@ class Twin:
 
 
 class ComparedRunner:
-    """A target runner whose every forward is repeated by a twin. `selected` holds the twin's choice for the forward that
-    is about to run, per layer [T, top_k]; `worst` is the largest absolute difference of logits so far.
+    """A target runner whose every forward is repeated by a twin. `selected` (one list for life) holds the twin's choice for the
+    forward that is about to run, per layer [T, top_k]; `worst` is the largest absolute difference of logits so far.
     """
 
     def __init__(self, inner: Runner, scheduler: Scheduler, twin: Twin) -> None:
@@ -92,7 +92,8 @@ class ComparedRunner:
     def run(self, live: StepInputs, hook: LayerHook | None) -> object:
         seen = list(request_rows(live, self._scheduler.running))
         answers = [self._twin.forward(rows) for rows in seen]
-        self.selected = [_scatter(live, seen, chosen) for chosen in zip(*(chosen for _, chosen in answers), strict=True)]
+        layers = zip(*(chosen for _, chosen in answers), strict=True)
+        self.selected[:] = [_scatter(live, seen, chosen) for chosen in layers]
         output = self._inner.run(live, hook)
         assert isinstance(output, TargetOutput)
         for rows, (logits, _) in zip(seen, answers, strict=True):

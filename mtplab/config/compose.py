@@ -14,7 +14,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mtplab.config.locate import config_directory, groups, options
+from mtplab.config.locate import config_directory, default_options, options
 from mtplab.config.schema import check_types, register_schema
 from mtplab.errors import ConfigError
 
@@ -81,7 +81,7 @@ def _key(text: str, overrides: Iterable[str]) -> str:
 
 
 def _known_keys() -> list[str]:
-    return groups() + list(leaves(compose_unchecked()))
+    return [*default_options(), *leaves(compose_unchecked())]
 
 
 def leaves(cfg: DictConfig, prefix: str = "") -> dict[str, Any]:

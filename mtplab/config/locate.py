@@ -32,13 +32,8 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
 
 
-def groups() -> list[str]:
-    """Names of all groups."""
-    return sorted(path.name for path in config_directory().iterdir() if path.is_dir())
-
-
 def default_options() -> dict[str, str]:
-    """Group -> option of the defaults list in `conf/config.yaml`."""
+    """Every group of a run -> its default option, as listed in `conf/config.yaml`."""
     entries = OmegaConf.load(config_directory() / "config.yaml").defaults
     picks = [entry for entry in entries if isinstance(entry, DictConfig)]
     return {str(group): str(name) for entry in picks for group, name in entry.items() if "/" not in str(group)}

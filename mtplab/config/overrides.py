@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtplab.config.compose import compose_unchecked, leaves
-from mtplab.config.locate import default_options, groups, options
+from mtplab.config.locate import default_options, options
 
 AXES = ("graph", "spec", "sparse")  # the axes of the question: named even at their defaults
 RESERVED = ("null", "true", "false", "nan", "inf")
@@ -20,12 +20,15 @@ BOOKKEEPING = ("run", "resume", "fail_on", "track")  # where a run is kept, not 
 
 
 def describe(cfg: DictConfig) -> list[str]:
-    """The shortest overrides that compose to `cfg`: the main axes, then whatever differs from the defaults."""
+    """The shortest overrides that compose to `cfg`: the main axes, then whatever differs from the defaults.
+
+    Paths below the home folder are written with `~`, which every reader of a path expands.
+    """
     defaults = default_options()
-    chosen = {group: str(cfg[group].name) for group in groups() if cfg[group].name in options(group)}
+    chosen = {group: str(cfg[group].name) for group in defaults if cfg[group].name in options(group)}
     named = [g for g in (*AXES, *chosen) if g in chosen and (g in AXES or chosen[g] != defaults[g])]
     picks = [f"{group}={chosen[group]}" for group in dict.fromkeys(named)]
-    base, ours = leaves(compose_unchecked(*picks)), leaves(cfg)
+    base, ours = leaves(compose_unchecked(*picks)), home_to_tilde(leaves(cfg))
     changed = {key: value for key, value in ours.items() if key not in base or base[key] != value}
     if changed.get("memory.tier") == ours["sparse.tier"]:
         del changed["memory.tier"]  # follows from sparse.tier
@@ -44,9 +47,9 @@ def command(overrides: Sequence[str]) -> str:
 
 
 def replaced(overrides: Sequence[str], *new: str) -> list[str]:
-    """`overrides` with `new` in place of what they set before, or added."""
+    """`overrides` with `new` in place of what they set before, or added; a new option drops its group's old values."""
     keys = {o.split("=")[0] for o in new}
-    return [o for o in overrides if o.split("=")[0] not in keys] + list(new)
+    return [o for o in overrides if not {(key := o.split("=")[0]), key.partition(".")[0]} & keys] + list(new)
 
 
 def derive(cfg: DictConfig, picks: dict[str, str], values: dict[str, Any]) -> DictConfig:

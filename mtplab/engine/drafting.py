@@ -39,7 +39,9 @@ class Drafting:
     def mode(self) -> str:
         return self.runners.prefill.mode
 
-    def draft(self, verified: Sequence[Verified], hidden: Tensor, hook: Callable[[int], None], step: int) -> list[list[int]]:
+    def draft(
+        self, verified: Sequence[Verified], hidden: Tensor, hook: Callable[[int], None], step: int
+    ) -> list[list[int]]:
         """Drafts [request][k]; `hidden` [bucket, D] is the target's. The hook fires for the verified rows alone:
         rows of the decode passes are provisional and never mirrored.
         """

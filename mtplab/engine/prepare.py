@@ -38,7 +38,9 @@ class InputBuilder:
             rows.add(index, done.request.state, done.start, tokens, done.start + item.committed)
         return DraftInputs(**self._tensors(rows), last_token_indices=self._tensor(last), hidden_states=hidden)
 
-    def draft_decode(self, verified: Sequence[Verified], bucket: int, depth: int, ids: Tensor, hidden: Tensor) -> DraftInputs:
+    def draft_decode(
+        self, verified: Sequence[Verified], bucket: int, depth: int, ids: Tensor, hidden: Tensor
+    ) -> DraftInputs:
         """One row per request at `depth` rows past its last committed one; row b belongs to batch row b."""
         size = self._layout.max_requests
         rows = _RowArrays(bucket, size)

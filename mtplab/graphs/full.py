@@ -15,13 +15,14 @@ class FullRunner:
 
     def __init__(self, network: Network, example: StepInputs, sizes: Sequence[int], factory: GraphFactory) -> None:
         self._sizes = CaptureSizes(tuple(sizes))
-        self.static: StaticInputs | None = StaticInputs(example, sizes[-1])
+        static = StaticInputs(example, sizes[-1])
+        self.static: StaticInputs | None = static
         self._graphs: dict[int, Graph] = {}
         for size in sizes:
-            view = self.static.view(size)
+            view = static.view(size)
             graph = factory()
             # captured on sentinels: padded rows write only the sink row, so capture leaves live state alone
-            graph.capture(lambda view=view: forward(network, view, None))
+            graph.capture(lambda view=view: forward(network, view, None), bindings=lambda: static.buffers)
             self._graphs[size] = graph
         self.captures = len(self._graphs)
         self.replays = 0

@@ -1,4 +1,4 @@
-"""`graph=piecewise`: segments between attention calls are graphs; attention and its hooks run eagerly on live metadata."""
+"""`graph=piecewise`: segments between attention calls are graphs; attention and its hooks run eagerly, live."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class PiecewiseRunner:
     def __init__(self, network: Network, example: StepInputs, sizes: Sequence[int], factory: GraphFactory) -> None:
         self._network = network
         self._sizes = CaptureSizes(tuple(sizes))
-        self.static: StaticInputs | None = StaticInputs(example, sizes[-1])
-        self._pieces = {size: self._capture(self.static.view(size), factory) for size in sizes}
+        static = StaticInputs(example, sizes[-1])
+        self.static: StaticInputs | None = static
+        self._pieces = {size: self._capture(static, size, factory) for size in sizes}
         self.captures = sum(len(pieces.segments) for pieces in self._pieces.values())
         self.replays = 0
 
@@ -48,17 +49,19 @@ class PiecewiseRunner:
         self.replays += len(pieces.segments)
         return pieces.segments[-1].outputs
 
-    def _capture(self, view: StepInputs, factory: GraphFactory) -> Pieces:
-        network = self._network
+    def _capture(self, static: StaticInputs, size: int, factory: GraphFactory) -> Pieces:
+        network, view = self._network, static.view(size)
         first = factory()
-        carry = first.capture(lambda: network.segment(0, view, None, None))
+        carry = first.capture(lambda: network.segment(0, view, None, None), bindings=lambda: static.buffers)
         graphs, buffers = [first], []
         for index in range(len(network.layers)):
             assert isinstance(carry, Carry)
             # sentinel inputs: this eager attention writes only the sink row and tells the buffer's shape
             buffer = torch.empty_like(network.attention(index, carry, network.begin(view), None))
             graph = factory()
-            carry = graph.capture(lambda i=index, c=carry, b=buffer: network.segment(i + 1, view, c, b))
+            carry = graph.capture(
+                lambda i=index, c=carry, b=buffer: network.segment(i + 1, view, c, b), bindings=lambda: static.buffers
+            )
             graphs.append(graph)
             buffers.append(buffer)
         return Pieces(tuple(graphs), tuple(buffers))
@@ -67,5 +70,7 @@ class PiecewiseRunner:
 class PiecewiseStrategy:
     mode = "PIECEWISE"
 
-    def wrap(self, network: Network, example: StepInputs, sizes: Sequence[int], factory: GraphFactory) -> PiecewiseRunner:
+    def wrap(
+        self, network: Network, example: StepInputs, sizes: Sequence[int], factory: GraphFactory
+    ) -> PiecewiseRunner:
         return PiecewiseRunner(network, example, sizes, factory)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from mtplab.graphs.graph import CaptureError, HostReadError, NestedCaptureError, RandomOperatorError
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_BACKENDS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 _KEEP_ON_DEVICE = "keep the value in a tensor (torch.where, masked arithmetic) or read it after the replay"
 _STATIC_SHAPE = "use a fixed-size form: torch.where, masked_fill, topk, or a padded index with a sink row"
@@ -74,7 +75,7 @@ def is_composite(func: OpOverload) -> bool:
     """Whether eager execution on any backend is nothing but other operators."""
     name = func.name()
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(name, COMPOSITE) and not (has_kernel(name, "CPU") or has_kernel(name, "CUDA"))
+    return has_kernel(name, COMPOSITE) and not any(has_kernel(name, backend) for backend in _BACKENDS)
 
 
 def nested_tensors(value: Any) -> Iterable[Tensor]:

@@ -61,7 +61,7 @@ def resolve_mutation(operator: Operator, fresh: Sequence[Tensor | None]) -> Tape
     """An in-place or out= call made by the captured function; `fresh` holds results it returned besides."""
     if any(tensor is not None for tensor in fresh):
         return _call_and_copy(operator, fresh)
-    return TapeOp(operator.name, "inplace", _fastest(operator))
+    return TapeOp(operator.name, "inplace", fastest(operator))
 
 
 def resolve_constant(operator: Operator, outs: Sequence[Tensor]) -> list[TapeOp]:
@@ -77,8 +77,8 @@ def resolve_pure(operator: Operator, fresh: Sequence[Tensor | None]) -> TapeOp:
         if _reproduces(call, outs):
             return TapeOp(operator.name, "out", call)
     if len(outs) == len(fresh):
-        for writer in _out_forms(operator, outs):
-            call = _fastest(writer)
+        for writer in out_forms(operator, outs):
+            call = fastest(writer)
             if _reproduces(call, outs):
                 return TapeOp(operator.name, "out", call)
     return _call_and_copy(operator, fresh)
@@ -109,7 +109,7 @@ def _entry(operator: Operator) -> Callable[[], Any]:
     return partial(getattr(operator.func, "_op", operator.func), *operator.args, **operator.kwargs)
 
 
-def _out_forms(operator: Operator, outs: Sequence[Tensor]) -> Iterator[Operator]:
+def out_forms(operator: Operator, outs: Sequence[Tensor]) -> Iterator[Operator]:
     """The out= overloads that take the arguments of `operator`, writing to `outs`."""
     wanted = [(argument.name, str(argument.type)) for argument in operator.func._schema.arguments]
     packet = operator.func._overloadpacket
@@ -122,7 +122,7 @@ def _out_forms(operator: Operator, outs: Sequence[Tensor]) -> Iterator[Operator]
             yield Operator(overload, operator.args, {**operator.kwargs, **dict(zip(names, outs, strict=True))})
 
 
-def _fastest(operator: Operator) -> Callable[[], Any]:
+def fastest(operator: Operator) -> Callable[[], Any]:
     """A C binding that provably dispatches to `operator`, else the operator itself."""
     outs = [argument.name for argument in operator.func._schema.arguments if argument.is_out]
     kwargs = {key: value for key, value in operator.kwargs.items() if key not in outs}

@@ -25,7 +25,11 @@ class Mirror:
     """`target_layers` and `draft_layers` are memory layers; `copies` counts the copies of each layer in this step."""
 
     def __init__(
-        self, memory: Memory, target_layers: tuple[int, ...], draft_layers: tuple[int, ...], hand_over: Callable[[], None]
+        self,
+        memory: Memory,
+        target_layers: tuple[int, ...],
+        draft_layers: tuple[int, ...],
+        hand_over: Callable[[], None],
     ) -> None:
         self._memory = memory
         self._hand_over = hand_over
@@ -54,7 +58,9 @@ class Mirror:
             return
         for layer in layers:
             rows = self._memory.pool.layers[layer].index_select(0, span.device_rows)
-            host.layers[layer].index_copy_(0, span.host_rows.to(host.layers[layer].device), rows.to(host.layers[layer].device))
+            host.layers[layer].index_copy_(
+                0, span.host_rows.to(host.layers[layer].device), rows.to(host.layers[layer].device)
+            )
             self.copies[layer] = self.copies.get(layer, 0) + 1
 
     def hand_over(self) -> None:
@@ -62,5 +68,3 @@ class Mirror:
         self.handed_over = True
         if self.active:
             self._hand_over()
-
-

@@ -1,4 +1,4 @@
-"""The resolver's rule in plain Python, one request at a time: the form that `mtplab.memory.resolver` is tested against."""
+"""The resolver's rule in plain Python, one request at a time: what `mtplab.memory.resolver` is tested against."""
 
 from __future__ import annotations
 

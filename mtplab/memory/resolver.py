@@ -47,7 +47,9 @@ def resolve(state: ResolverState, positions: Tensor, context: RowContext) -> Ten
     batch_state = torch.where(context.state >= 0, context.state, state.tags.shape[0] - 1)
     tags = state.tags.index_select(0, batch_state).to(torch.int64)
     lru = state.lru.index_select(0, batch_state).to(torch.int64)
-    hot_rows = state.hot_base + batch_state.unsqueeze(1) * tags.shape[1] + torch.arange(tags.shape[1], device=tags.device)
+    hot_rows = (
+        state.hot_base + batch_state.unsqueeze(1) * tags.shape[1] + torch.arange(tags.shape[1], device=tags.device)
+    )
     located, hit = _locate(tags, hot_rows, wanted, context, state.host.shape[0] - 1)
     loads = _plan_loads(located, hit.gather(1, lru), wanted, context)
     loaded_host = torch.where(loads.mask, context.host.view(hit.shape[0], -1).gather(1, loads.position), -1)
@@ -59,7 +61,9 @@ def resolve(state: ResolverState, positions: Tensor, context: RowContext) -> Ten
     order = _new_order(lru, hit.gather(1, lru), loads.mask)
     state.lru.index_copy_(0, batch_state, order.to(torch.int16))
     located.scatter_(0, loads.flat.flatten(), loaded_row.flatten())
-    rows = torch.where(wanted.resident >= 0, wanted.resident, located.index_select(0, wanted.flat.flatten()).view_as(positions))
+    rows = torch.where(
+        wanted.resident >= 0, wanted.resident, located.index_select(0, wanted.flat.flatten()).view_as(positions)
+    )
     from_host = wanted.used & (wanted.resident < 0)
     state.counts.add_(torch.stack([from_host.sum(), hit.sum(), loads.mask.sum()]))
     return torch.where(wanted.used & (rows >= 0), rows, state.rows.shape[0] - 1)
@@ -78,7 +82,9 @@ def _wanted(positions: Tensor, context: RowContext) -> Wanted:
     return Wanted(flat, used, resident, mask.view(-1, context.span))
 
 
-def _locate(tags: Tensor, hot_rows: Tensor, wanted: Wanted, context: RowContext, host_sink: int) -> tuple[Tensor, Tensor]:
+def _locate(
+    tags: Tensor, hot_rows: Tensor, wanted: Wanted, context: RowContext, host_sink: int
+) -> tuple[Tensor, Tensor]:
     """(located [B * S + 1] device row of each wanted position or -1, hit [B, hot] bool).
 
     A presence table over host rows stands in for a hash table: it says which wanted position, if any, a tag serves.
@@ -128,5 +134,7 @@ def _new_order(lru: Tensor, hit: Tensor, loaded: Tensor) -> Tensor:
     kept = ~(hit | loaded)
     after_kept = kept.sum(1, keepdim=True)
     after_loaded = after_kept + loaded.sum(1, keepdim=True)
-    place = torch.where(kept, kept.cumsum(1), torch.where(loaded, after_kept + loaded.cumsum(1), after_loaded + hit.cumsum(1)))
+    place = torch.where(
+        kept, kept.cumsum(1), torch.where(loaded, after_kept + loaded.cumsum(1), after_loaded + hit.cumsum(1))
+    )
     return torch.empty_like(lru).scatter_(1, place - 1, lru)

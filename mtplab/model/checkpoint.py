@@ -97,7 +97,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError as error:
-        raise ConfigError("model.path", f"no {path.name} in the directory", "rebuild it with scripts/train.py") from error
+        raise ConfigError(
+            "model.path", f"no {path.name} in the directory", "rebuild it with scripts/train.py"
+        ) from error
     except (OSError, SafetensorError) as error:
         raise ConfigError("model.path", f"{path.name} is corrupt ({error})", "restore it or retrain") from error
 
@@ -126,7 +128,10 @@ def _layer(c: ModelConfig, index: int, take: Callable[[str], Tensor], with_index
     attn = prefix + "self_attn."
     kv_b = take(attn + "kv_b_proj.weight").view(c.num_attention_heads, -1, c.kv_lora_rank)
     q_b = take(attn + "q_b_proj.weight").view(c.num_attention_heads, c.qk_head_dim, c.q_lora_rank)
-    in_parts = [take(attn + "q_a_proj.weight"), _half_split(take(attn + "kv_a_proj_with_mqa.weight"), c.qk_rope_head_dim)]
+    in_parts = [
+        take(attn + "q_a_proj.weight"),
+        _half_split(take(attn + "kv_a_proj_with_mqa.weight"), c.qk_rope_head_dim),
+    ]
     q_parts = [_half_split(q_b, c.qk_rope_head_dim).flatten(0, 1)]
     if with_index:
         in_parts += [take(attn + "indexer.wk.weight"), take(attn + "indexer.weights_proj.weight")]

@@ -40,6 +40,9 @@ def plot_length_over_steps(
     requests = summary["arms"][0]["num_requests"]
     _frame(axes, k)
     axes.set_xlabel(f"decode step (n = {requests} requests, running mean of {WINDOW} steps, k = {k}, seed {seed})")
+    if not axes.get_legend_handles_labels()[0]:
+        axes.text(0.5, 0.5, "nothing was drafted", ha="center", transform=axes.transAxes)
+        return axes
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize="small")
     return axes
 

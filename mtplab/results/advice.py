@@ -19,14 +19,12 @@ def next_command(cfg: DictConfig, overrides: Sequence[str], verdict: Verdict, cu
 
 
 def _change(cfg: DictConfig, verdict: Verdict, culprits: Sequence[Culprit]) -> list[str]:
-    if verdict.prompts_needed is not None:
-        return [f"workload.num_prompts={verdict.prompts_needed}"]
+    if verdict.try_next is not None:
+        return [verdict.try_next]
     if verdict.name == "healthy":
         return _towards_trouble(cfg)
     if verdict.name in ("collapsed", "corrupted") and culprits:
         return ["sync=mirror_next_step" if culprits[0].state == "host_rows" else "sync=mirror_after_draft"]
-    if cfg.spec.name == "none":
-        return ["spec=mtp"]
     return ["graph=none"] if cfg.graph.name != "none" else ["engine.dtype=float64"]
 
 

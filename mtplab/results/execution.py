@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,7 +64,10 @@ def run_planned(
     if finished is not None:
         return finished
     total = len(prompts) * plan.cfg.workload.max_new_tokens
-    with StepWriter(directory.path, plan.role) as writer, tqdm(total=total, desc=f"{plan.role:<9}", unit="tok") as bar:
+    pause = 0.1 if sys.stderr.isatty() else 5.0  # seconds between updates: a log needs fewer
+    bar = tqdm(total=total, desc=f"{plan.role:<9}", unit="tok", mininterval=pause)
+    with StepWriter(directory.path, plan.role) as writer, bar:
+        bar.set_postfix_str("loading" if plan.cfg.graph.name == "none" else "loading, capturing graphs")
         accepted = drafts = 0
 
         def on_step(record: StepRecord) -> None:
@@ -71,8 +75,7 @@ def run_planned(
             writer.write(record)
             accepted += sum(r.accepted for r in record.requests if r.drafted)
             drafts += sum(r.drafted > 0 for r in record.requests)
-            if drafts:
-                bar.set_postfix_str(f"AL {1 + accepted / drafts:.2f}", refresh=False)
+            bar.set_postfix_str(f"AL {1 + accepted / drafts:.2f}" if drafts else "", refresh=False)
             bar.update(sum(r.emitted for r in record.requests))
 
         outcome = run_arm(plan.cfg, prompts, on_step, record_margins=plan.record_margins)

@@ -14,7 +14,6 @@ from typing import Any
 from omegaconf import DictConfig
 
 from mtplab.config.locate import PACKAGE, model_directory
-from mtplab.config.overrides import home_to_tilde
 from mtplab.results.stats import BOOTSTRAP_SEED, RESAMPLES
 
 PACKAGES = ("mtplab", "torch", "triton", "transformers", "numpy", "hydra-core", "omegaconf", "wandb", "safetensors")
@@ -23,7 +22,7 @@ PACKAGES = ("mtplab", "torch", "triton", "transformers", "numpy", "hydra-core", 
 def provenance(cfg: DictConfig, argv: Sequence[str]) -> dict[str, Any]:
     """`argv` are the overrides of the command."""
     return {
-        "argv": home_to_tilde(list(argv)),
+        "argv": list(argv),
         "git": _git(),
         "versions": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),

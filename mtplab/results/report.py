@@ -32,8 +32,9 @@ def print_report(
     _line(console, incident_table(summary))
     _line(console, "")
     _labelled(console, "verdict", f"{verdict.name}: {verdict.reason}", f"bold {COLOURS.get(verdict.name, 'yellow')}")
+    found = "culprit" if verdict.name in ("collapsed", "corrupted") else "suspect"
     for culprit in summary["culprits"][:SHOWN_CULPRITS]:
-        _labelled(console, "culprit", _culprit(culprit))
+        _labelled(console, found, _culprit(culprit))
     if hidden := summary["culprits"][SHOWN_CULPRITS:]:
         _labelled(console, "", f"and {len(hidden)} more in summary.json")
     for arm in arms:

@@ -18,12 +18,12 @@ MOST_PROMPTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`name` is one of `VERDICTS`; `prompts_needed` is set only where more prompts would decide."""
+    """`name` is one of `VERDICTS`; `try_next` is the override that would turn an `inconclusive` into an answer."""
 
     name: str
     reason: str
     loss: Loss | None = None
-    prompts_needed: int | None = None
+    try_next: str | None = None
 
 
 def judge(arm: Counts, reference: Counts, arm_identical: bool, reference_identical: bool) -> Verdict:
@@ -32,31 +32,38 @@ def judge(arm: Counts, reference: Counts, arm_identical: bool, reference_identic
     if not arm_identical:
         return Verdict("corrupted", "the output differs from plain greedy decoding", loss)
     if not reference_identical:
-        return Verdict("inconclusive", "the reference arm's own output differs from plain greedy decoding", loss)
+        reason = "the reference arm's own output differs from plain greedy decoding"
+        return Verdict("inconclusive", reason, loss, "engine.dtype=float64")
     if arm.length is None or reference.length is None:
-        return Verdict("inconclusive", "nothing was drafted, so there is no acceptance to compare")
+        return Verdict("inconclusive", "nothing was drafted, so there is no acceptance to compare", None, "spec=mtp")
     if reference.length < FLOOR:
         reason = f"the reference accepts almost nothing (AL {reference.length:.2f}), so nothing can be lost"
-        return Verdict("inconclusive", reason, loss)
+        return Verdict("inconclusive", reason, loss, "workload=edit")
     ours, theirs = length_interval(arm), length_interval(reference)
     assert ours is not None and theirs is not None
     if loss is None or loss.requests < FEWEST_REQUESTS:
         reason = f"fewer than {FEWEST_REQUESTS} requests drafted in both arms"
-        return Verdict("inconclusive", reason, loss, FEWEST_REQUESTS)
+        return Verdict("inconclusive", reason, loss, f"workload.num_prompts={FEWEST_REQUESTS}")
     return _compare(loss, ours, theirs, arm.length - reference.length)
 
 
 def _compare(loss: Loss, ours: Interval, theirs: Interval, difference: float) -> Verdict:
-    size = f"{loss.value:.0%} [{loss.interval.low:.0%}, {loss.interval.high:.0%}] of the reference's AL-1"
+    size = _share(loss.value, loss.interval.low, loss.interval.high)
     if ours.high < theirs.low and loss.value > THRESHOLD:
         return Verdict("collapsed", f"the arm loses {size}", loss)
     if ours.low > theirs.high and loss.value < -THRESHOLD:
-        gain = f"{-loss.value:.0%} [{-loss.interval.high:.0%}, {-loss.interval.low:.0%}] of the reference's AL-1"
+        gain = _share(-loss.value, -loss.interval.high, -loss.interval.low)
         return Verdict("suspicious_high", f"the arm gains {gain}", loss)
     if loss.interval.high < THRESHOLD:
         return Verdict("healthy", f"the arm loses {size}, {THRESHOLD:.0%} would count", loss)
     needed = _prompts_needed(loss, ours, theirs, difference)
-    return Verdict("inconclusive", f"the loss is {size}, the intervals do not decide", loss, needed)
+    reason = f"the loss is {size}; about {needed} prompts would decide (now {loss.requests})"
+    return Verdict("inconclusive", reason, loss, f"workload.num_prompts={needed}")
+
+
+def _share(*values: float) -> str:
+    value, low, high = (f"{round(v, 2) + 0.0:.0%}" for v in values)  # + 0.0: no "-0%"
+    return f"{value} [{low}, {high}] of the reference's AL-1"
 
 
 def _prompts_needed(loss: Loss, ours: Interval, theirs: Interval, difference: float) -> int:

@@ -28,7 +28,7 @@ class WandbTracker:
         self._online = online
         self._timeout_s = timeout_s
         self._run: Any = None
-        self._look: list[str] = []
+        self._overview: Path | None = None
 
     def start(self, run: TrackedRun) -> None:
         import wandb
@@ -48,7 +48,7 @@ class WandbTracker:
                 self._run = self._init(run, f"{run.run_id}-offline", "offline")
         self._run.define_metric(STEP_METRIC, hidden=True)
         self._run.define_metric("*", step_metric=STEP_METRIC)
-        self._look = self._commands()
+        self._overview = run.directory.parent / "wandb"
 
     def log_steps(self, role: str, steps: pd.DataFrame) -> None:
         for metrics in step_metrics(role, steps):
@@ -68,13 +68,19 @@ class WandbTracker:
         for arm in summary["arms"]:
             kept = ("mean_acceptance_length", "draft_acceptance_rate", "tokens_per_second", "output_identical")
             self._run.summary.update({f"{arm['role']}/{name}": arm[name] for name in kept})
+        self._list_in_overview()
 
     def finish(self, exit_code: int) -> None:
         if self._run is not None:
             self._run.finish(exit_code=exit_code)
 
     def how_to_look(self) -> list[str]:
-        return self._look
+        """`wandb leet` on the overview shows all runs of the experiment side by side."""
+        if self._run is None or self._run.disabled:
+            return []
+        folder = display_path(Path(self._run.settings.sync_dir))
+        online = f"wandb sync {folder}" if self._run.offline else str(self._run.url)
+        return [f"wandb leet {display_path(self._overview or Path())}", online]
 
     def _init(self, run: TrackedRun, run_id: str, mode: str) -> Any:
         import wandb
@@ -104,13 +110,15 @@ class WandbTracker:
             settings=settings,
         )
 
-    def _commands(self) -> list[str]:
-        if self._run.disabled:
-            return []
-        folder = Path(self._run.settings.sync_dir)
-        if self._run.offline:
-            return [f"wandb leet {display_path(folder)}", f"wandb sync {display_path(folder)}"]
-        return [f"wandb leet {display_path(folder)}", str(self._run.url)]
+    def _list_in_overview(self) -> None:
+        """A link beside the run directories, because `wandb leet` compares only the runs of one folder."""
+        if self._run.disabled or self._overview is None:
+            return
+        folder = Path(self._run.settings.sync_dir).resolve()
+        self._overview.mkdir(exist_ok=True)
+        link = self._overview / folder.name
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath(folder, self._overview.resolve()))
 
 
 def has_key() -> bool:

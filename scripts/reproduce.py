@@ -1,0 +1,72 @@
+"""Check every claim of README on the shipped model and write the measured table into it.
+
+python scripts/reproduce.py               # seeds 0, 1, 2; about ten minutes on two cores
+python scripts/reproduce.py --seeds 0     # one seed
+python scripts/reproduce.py --write       # also replace the table between README's markers
+
+Exit code 1 if a claim does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BEGIN, END = "<!-- claims: made by scripts/reproduce.py --write -->", "<!-- end of claims -->"
+HEADER = (
+    "| seed | main command and | verdict | AL | reference AL | lost | host rows / draft | pages wrong | first culprit | "
+    "output identical |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
+    options = parser.parse_args()
+    import mtplab
+    from mtplab.results.claims import CLAIMS, reads_per_draft, refute
+
+    lines, failed = [], 0
+    for seed in options.seeds:
+        faulty = None
+        for claim in CLAIMS:
+            result = mtplab.run(*claim.command, f"seed={seed}", "track=jsonl", "run.experiment=reproduce")
+            if not claim.overrides:
+                faulty = reads_per_draft(result.arm())
+            wrong = refute(claim, result.summary, faulty)
+            failed += bool(wrong)
+            lines.append(row(seed, claim.overrides, result.summary))
+            print(lines[-1], *(f"  DOES NOT HOLD: {problem}" for problem in wrong), sep="\n", flush=True)
+    print(f"{len(lines) - failed} of {len(lines)} claims hold")
+    if options.write:
+        text = README.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        README.write_text("\n".join([before + BEGIN, HEADER, *lines, END + after]), encoding="utf-8")
+    return int(failed > 0)
+
+
+def row(seed: int, overrides: tuple[str, ...], summary: dict) -> str:
+    arm, reference = (next(a for a in summary["arms"] if a["role"] == role) for role in ("requested", "reference"))
+    ours, theirs = arm["mean_acceptance_length"], reference["mean_acceptance_length"]
+    culprit = summary["culprits"][0] if summary["culprits"] else None
+    name = "" if culprit is None else " ".join(part for part in (culprit["state"], culprit["layer"]) if part)
+    cells = [
+        seed,
+        f"`{' '.join(overrides)}`" if overrides else "(nothing)",
+        summary["verdict"],
+        f"{ours:.2f}",
+        f"{theirs:.2f}",
+        f"{(theirs - ours) / (theirs - 1):.0%}",
+        f"{arm['memory']['rows_read_from_host'] / max(arm['num_drafts'], 1):.0f}",
+        f"{arm['memory']['pages_wrong']} of {arm['memory']['pages_audited']}",
+        name or "none",
+        "yes" if arm["output_identical"] else "no",
+    ]
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
