@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -44,12 +42,17 @@ NAMED = ("graph", "spec", "sparse", "sync", "fault", "memory", "verify")  # grou
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run leaves in the hands of a notebook. `steps` is the tidy frame of `mtplab.results.steps.read_steps`."""
+    """What a run leaves in the hands of a notebook.
+
+    `steps` is the tidy frame of `mtplab.results.steps.read_steps`; `arms` are the reference and the requested arm with
+    every request's tokens and counts.
+    """
 
     summary: dict[str, Any]
     steps: pd.DataFrame
     directory: Path
     verdict: Verdict
+    arms: tuple[ArmResult, ArmResult]
     exit_code: int
 
     def arm(self, role: str = REQUESTED) -> dict[str, Any]:
@@ -63,100 +66,115 @@ class RunResult:
         return f"{incident_table(self.summary)}\n\n**{self.verdict.name}**: {self.verdict.reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that passed every check of its input. `overrides` are the command that makes `cfg`."""
+
+    cfg: DictConfig
+    overrides: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    directory: RunDirectory
+    tracker: GuardedTracker
+    console: Console
+
+
 def execute(cfg: DictConfig, run_arm: RunArm | None = None, report: bool = False) -> RunResult:
     """Run `cfg`. Raises `ConfigError` before anything is written; `report` prints what the command line prints."""
-    started, clock = datetime.now().astimezone().isoformat(timespec="seconds"), time.perf_counter()
+    job = _prepare(cfg, Console(quiet=not report, force_jupyter=False))
+    exit_code = 1
+    try:
+        result = _conduct(job, run_arm or _engine())
+        exit_code = result.exit_code
+    except ConfigError:
+        exit_code = 2
+        raise
+    except KeyboardInterrupt:
+        _say(job.console, f"interrupted; to continue: {command([*job.overrides, f'resume={job.directory.run_id}'])}")
+        raise
+    finally:
+        job.tracker.finish(exit_code)
+        if exit_code == 2 and not job.directory.resumed:
+            shutil.rmtree(job.directory.path, ignore_errors=True)  # made by this command, which was refused
+    print_report(job.console, result.summary, result.verdict, result.arms, result.directory, job.tracker.how_to_look())
+    if exit_code:
+        _say(job.console, f"exit 1  fail_on={list(job.cfg.fail_on)} matches the verdict")
+    return result
+
+
+def _prepare(cfg: DictConfig, console: Console) -> Job:
+    """Check everything that can be checked, then make or find the run directory."""
     directory = None
     if cfg.resume:
         directory, cfg = resume_run(cfg)
     validate(cfg)
     check_weights(cfg)
-    prompts = _prompts(cfg)
+    workload: Workload = instantiate(cfg.workload, cfg.allow_targets)
+    prompts = tuple(workload.load(load_tokenizer(model_directory(cfg)), cfg.seed))
+    check_prompts(cfg, [len(p.tokens) for p in prompts], [p.source for p in prompts])
     tracker = GuardedTracker(instantiate(cfg.track, cfg.allow_targets))
-    console = Console(quiet=not report, force_jupyter=False)
-    overrides = describe(cfg)
-    directory = directory or create_run(cfg)
-    exit_code = 1
-    try:
-        facts = provenance(cfg, overrides)
-        _announce(cfg, directory, facts, console)
-        tracker.start(_tracked(cfg, directory, facts))
-        arms = _run_arms(cfg, prompts, directory, run_arm or _engine(), tracker)
-        reference, arm = arms
-        verdict = judge(arm.counts, reference.counts, arm.identity.identical, reference.identity.identical)
-        following = next_command(cfg, overrides, verdict, arm.outcome.culprits)
-        seconds = time.perf_counter() - clock
-        summary = summarise(directory.run_id, cfg.run.experiment, started, seconds, verdict, following, arms)
-        steps = read_steps(directory.path)
-        figures = draw_figures(cfg, summary, steps, directory.path)
-        tracker.log_outcome(Outcome(summary, (HEADER, incident_rows(summary)), figures))
-        directory.write_json("summary.json", summary)
-        exit_code = int(verdict.name in cfg.fail_on)
-    except ConfigError:
-        exit_code = 2
-        raise
-    except KeyboardInterrupt:
-        resume = command([*overrides, f"resume={directory.run_id}"])
-        console.print(f"interrupted; to continue: {resume}", soft_wrap=True, markup=False)
-        raise
-    finally:
-        tracker.finish(exit_code)
-        if exit_code == 2 and not directory.resumed:
-            with suppress(OSError):
-                shutil.rmtree(directory.path)  # made by this command, which was refused
-    print_report(console, summary, verdict, arms, directory.path, tracker.how_to_look())
-    if exit_code:
-        console.print(f"exit 1   fail_on={list(cfg.fail_on)} matches the verdict", soft_wrap=True, markup=False)
-    return RunResult(summary, steps, directory.path, verdict, exit_code)
+    return Job(cfg, tuple(describe(cfg)), prompts, directory or create_run(cfg), tracker, console)
+
+
+def _conduct(job: Job, run_arm: RunArm) -> RunResult:
+    """All arms, the verdict, and every file of the run directory."""
+    started, clock = datetime.now().astimezone().isoformat(timespec="seconds"), time.perf_counter()
+    cfg, directory = job.cfg, job.directory
+    _announce(job)
+    reference, requested = arms = _run_arms(job, run_arm)
+    verdict = judge(requested.counts, reference.counts, requested.identity.identical, reference.identity.identical)
+    following = next_command(cfg, job.overrides, verdict, requested.outcome.culprits)
+    seconds = time.perf_counter() - clock
+    summary = summarise(directory.run_id, cfg.run.experiment, started, seconds, verdict, following, arms)
+    steps = read_steps(directory.path)
+    figures = draw_figures(cfg, summary, steps, directory.path)
+    directory.write_json("summary.json", summary)
+    job.tracker.log_outcome(Outcome(summary, (HEADER, incident_rows(summary)), figures))
+    return RunResult(summary, steps, directory.path, verdict, arms, int(verdict.name in cfg.fail_on))
+
+
+def _announce(job: Job) -> None:
+    """Write `provenance.json`, start the tracker; say what has no effect and what is continued."""
+    cfg, directory = job.cfg, job.directory
+    facts = provenance(cfg, job.overrides)
+    if directory.resumed:
+        _say(job.console, f"resume  {directory.run_id}: finished arms are not repeated")
+    else:
+        directory.write_json("provenance.json", facts)
+    if cfg.sparse.tier == "device" and cfg.memory.resident_pages is not None:
+        text = f"memory={cfg.memory.name} has no effect: sparse.tier=device keeps every row on the device"
+        _say(job.console, f"note    {text}")
+    config = home_to_tilde(OmegaConf.to_container(cfg, resolve=True)) | {"provenance": facts}
+    tags = tuple(f"{group}={cfg[group].name}" for group in default_options() if group != "track")
+    job.tracker.start(TrackedRun(directory.path, directory.run_id, cfg.run.experiment, "reproduce", tags, config))
+
+
+def _run_arms(job: Job, run_arm: RunArm) -> tuple[ArmResult, ArmResult]:
+    """Reference and requested arm, each gated by the plain arm."""
+    ids = [list(prompt.tokens) for prompt in job.prompts]
+    plans = {plan.role: plan for plan in plan_arms(job.cfg)}
+    outcomes = {}
+    for role, plan in plans.items():
+        outcomes[role] = run_planned(plan, ids, job.directory, run_arm)
+        if role != PLAIN:
+            job.tracker.log_steps(role, read_steps(job.directory.path).query("arm == @role"))
+    overrides = {REFERENCE: describe(plans[REFERENCE].cfg), REQUESTED: list(job.overrides)}
+    exact = job.cfg.engine.dtype == "float64"
+
+    def result(role: str) -> ArmResult:
+        identity = check_identity(outcomes[PLAIN].requests, outcomes[role].requests, exact)
+        given = tuple(without_bookkeeping(overrides[role]))
+        name = " ".join(o for o in given if o.partition("=")[0].partition(".")[0] in NAMED)
+        return ArmResult(role, name, given, job.cfg.spec.k, outcomes[role], identity)
+
+    return result(REFERENCE), result(REQUESTED)
 
 
 def _engine() -> RunArm:
+    """Imported late: it brings torch."""
     from mtplab.build import run_arm
 
     return run_arm
 
 
-def _prompts(cfg: DictConfig) -> list[Prompt]:
-    workload: Workload = instantiate(cfg.workload, cfg.allow_targets)
-    prompts = workload.load(load_tokenizer(model_directory(cfg)), cfg.seed)
-    check_prompts(cfg, [len(p.tokens) for p in prompts], [p.source for p in prompts])
-    return prompts
-
-
-def _announce(cfg: DictConfig, directory: RunDirectory, facts: dict[str, Any], console: Console) -> None:
-    """Write `provenance.json`; say what has no effect and what is continued."""
-    if not directory.resumed:
-        directory.write_json("provenance.json", facts)
-    else:
-        console.print(f"resume   {directory.run_id}: finished arms are not repeated", soft_wrap=True)
-    if cfg.sparse.tier == "device" and cfg.memory.resident_pages is not None:
-        text = f"note     memory={cfg.memory.name} has no effect: sparse.tier=device keeps every row on the device"
-        console.print(text, soft_wrap=True, markup=False)
-
-
-def _tracked(cfg: DictConfig, directory: RunDirectory, facts: dict[str, Any]) -> TrackedRun:
-    config = home_to_tilde(OmegaConf.to_container(cfg, resolve=True))
-    config["provenance"] = facts
-    tags = tuple(f"{group}={cfg[group].name}" for group in default_options() if group != "track")
-    return TrackedRun(directory.path, directory.run_id, cfg.run.experiment, "reproduce", tags, config)
-
-
-def _run_arms(
-    cfg: DictConfig, prompts: Sequence[Prompt], directory: RunDirectory, run_arm: RunArm, tracker: GuardedTracker
-) -> tuple[ArmResult, ArmResult]:
-    """Reference and requested arm, each gated by the plain arm."""
-    ids = [list(prompt.tokens) for prompt in prompts]
-    outcomes = {}
-    plans = {plan.role: plan for plan in plan_arms(cfg)}
-    for role, plan in plans.items():
-        outcomes[role] = run_planned(plan, ids, directory, run_arm)
-        if role != PLAIN:
-            tracker.log_steps(role, read_steps(directory.path).query("arm == @role"))
-    exact = cfg.engine.dtype == "float64"
-    results = []
-    for role in (REFERENCE, REQUESTED):
-        identity = check_identity(outcomes[PLAIN].requests, outcomes[role].requests, exact)
-        overrides = tuple(without_bookkeeping(describe(plans[role].cfg)))
-        name = " ".join(o for o in overrides if o.partition("=")[0].partition(".")[0] in NAMED)
-        results.append(ArmResult(role, name, overrides, plans[role].cfg.spec.k, outcomes[role], identity))
-    return results[0], results[1]
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

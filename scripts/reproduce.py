@@ -2,7 +2,7 @@
 
 python scripts/reproduce.py               # seeds 0, 1, 2; about ten minutes on two cores
 python scripts/reproduce.py --seeds 0     # one seed
-python scripts/reproduce.py --write       # also replace the table between README's markers
+python scripts/reproduce.py --write       # also replace README's table, example and first figure
 
 Exit code 1 if a claim does not hold.
 """
@@ -10,42 +10,82 @@ Exit code 1 if a claim does not hold.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN, END = "<!-- claims: made by scripts/reproduce.py --write -->", "<!-- end of claims -->"
+ROOT = Path(__file__).resolve().parent.parent
+README, FIGURE = ROOT / "README.md", ROOT / "notebooks" / "figures" / "collapse.png"
+SHOWN = {
+    "eager": ("graph=none",),
+    "FULL graphs": (),
+    "FULL graphs + sync=mirror_next_step": ("sync=mirror_next_step",),
+}
 HEADER = (
-    "| seed | main command and | verdict | AL | reference AL | lost | host rows / draft | pages wrong | first culprit | "
-    "output identical |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| seed | main command and | verdict | AL | reference AL | lost | host rows / draft | pages wrong "
+    "| first culprit | output identical |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
+    parser.add_argument("--write", action="store_true", help="replace table, example and first figure of README.md")
     options = parser.parse_args()
     import mtplab
     from mtplab.results.claims import CLAIMS, reads_per_draft, refute
 
-    lines, failed = [], 0
+    lines, failed, shown = [], 0, {}
     for seed in options.seeds:
         faulty = None
         for claim in CLAIMS:
             result = mtplab.run(*claim.command, f"seed={seed}", "track=jsonl", "run.experiment=reproduce")
             if not claim.overrides:
                 faulty = reads_per_draft(result.arm())
+            shown.setdefault(claim.overrides, result)
             wrong = refute(claim, result.summary, faulty)
             failed += bool(wrong)
             lines.append(row(seed, claim.overrides, result.summary))
             print(lines[-1], *(f"  DOES NOT HOLD: {problem}" for problem in wrong), sep="\n", flush=True)
     print(f"{len(lines) - failed} of {len(lines)} claims hold")
     if options.write:
-        text = README.read_text(encoding="utf-8")
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        README.write_text("\n".join([before + BEGIN, HEADER, *lines, END + after]), encoding="utf-8")
+        from mtplab.results.table import incident_table
+
+        example = shown[()]
+        replace("claims", "\n".join([HEADER, *lines]))
+        replace("example", f"{incident_table(example.summary)}\n\n{verdict_lines(example.summary)}")
+        draw({label: shown[overrides] for label, overrides in SHOWN.items()})
     return int(failed > 0)
+
+
+def replace(name: str, text: str) -> None:
+    """Put `text` between README's markers `<!-- name: ... -->` and `<!-- end of name -->`."""
+    old = README.read_text(encoding="utf-8")
+    pattern = rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)"
+    new = re.sub(pattern, lambda match: f"{match[1]}{text}\n{match[2]}", old, flags=re.DOTALL)
+    README.write_text(new, encoding="utf-8")
+
+
+def verdict_lines(summary: dict) -> str:
+    culprit = summary["culprits"][0]
+    return "\n".join(
+        [
+            f"**verdict** `{summary['verdict']}`",
+            f"**culprit** {culprit['state']} of {culprit['layer']}: {culprit['evidence']}",
+            f"**next** `{summary['next']}`",
+        ]
+    ).replace("\n", "  \n")
+
+
+def draw(results: dict) -> None:
+    """README's first figure: accepted length over steps of three arms, first seed."""
+    from mtplab.plots.compare import compare_length
+    from mtplab.plots.style import page
+
+    FIGURE.parent.mkdir(exist_ok=True)
+    with page(FIGURE, 9, 4.6) as axes:
+        compare_length(results, axes)
+        axes.set_title("Same prompts, same text: MTP acceptance under HiSparse", loc="left")
 
 
 def row(seed: int, overrides: tuple[str, ...], summary: dict) -> str:

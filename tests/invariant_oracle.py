@@ -15,6 +15,7 @@ from mtplab.memory.context import RowContext
 from mtplab.model.checkpoint import load_checkpoint
 from mtplab.model.layers import rope_table
 from mtplab.model.network import DraftOutput, MtpNetwork, TargetNetwork, TargetOutput, forward
+from mtplab.sparse.dense import DenseSelector
 from mtplab.sparse.dsa import DsaSelector
 
 CPU = torch.device("cpu")
@@ -34,9 +35,9 @@ class FlatMemory:
         return RowContext(order >= 0, none, order, order, visible, none, none, none, len(order))
 
     def write(self, layer: int, context: RowContext, row: Tensor, index_key: Tensor | None) -> None:
-        assert index_key is not None
         self.rows[layer][context.slot] = row
-        self.keys[layer][context.slot] = index_key
+        if index_key is not None:
+            self.keys[layer][context.slot] = index_key
 
     def index_keys(self, layer: int, context: RowContext) -> Tensor:
         return self.keys[layer][: context.span].expand(context.span, -1, -1)
@@ -56,9 +57,9 @@ class Fresh:
 class Oracle:
     """Plain greedy decoding and fresh prefills of one checkpoint, recomputed from the first token every time."""
 
-    def __init__(self, directory: Path, top_k: int, dtype: torch.dtype) -> None:
-        self._checkpoint = load_checkpoint(directory, dtype, CPU, with_index=True)
-        self._selector = DsaSelector(top_k)
+    def __init__(self, directory: Path, top_k: int | None, dtype: torch.dtype) -> None:
+        self._selector = DenseSelector() if top_k is None else DsaSelector(top_k)
+        self._checkpoint = load_checkpoint(directory, dtype, CPU, self._selector.needs_index)
         self._dtype = dtype
         self._greedy: dict[tuple[int, ...], list[int]] = {}
         self._fresh: dict[tuple[int, ...], Fresh] = {}

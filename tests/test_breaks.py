@@ -11,8 +11,8 @@ from dataclasses import replace
 import invariant_lab
 import pytest
 import torch
-from invariant_checks import ALL, NAMES, examine, examined
-from invariant_lab import Case, oracle
+from invariant_cases import Case, oracle
+from invariant_runs import ALL, NAMES, examine, examined
 
 from mtplab.engine.prepare import InputBuilder
 from mtplab.memory import memory, resolver
@@ -174,9 +174,9 @@ BREAKS: dict[str, Break] = {
 def own_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a broken run asks the oracle is not remembered; what it needs to know first is learnt unbroken."""
     for prompt in CASE.tokens():
-        oracle(CASE.top_k).greedy(prompt, CASE.new_tokens + CASE.k + 1)
-    clone = oracle(CASE.top_k).clone()
-    monkeypatch.setattr(invariant_lab, "oracle", lambda top_k: clone)
+        oracle(CASE.budget).greedy(prompt, CASE.new_tokens + CASE.k + 1)
+    clone = oracle(CASE.budget).clone()
+    monkeypatch.setattr(invariant_lab, "oracle", lambda budget: clone)
 
 
 def sync_of(name: str) -> str:

@@ -218,7 +218,7 @@ def test_the_axes_of_the_question_are_always_named() -> None:
 
 def test_derive_replaces_options_and_values_and_leaves_the_original() -> None:
     cfg = mtplab.compose("graph=full", "spec.k=5", "sparse=hisparse")
-    derived = derive(cfg, {"graph": "none"}, {"sparse.tier": "device"})
+    derived = derive(cfg, mtplab.compose("graph=none", "spec.k=2"), ["graph"], {"sparse.tier": "device"})
     assert (derived.graph.name, derived.memory.tier, derived.spec.k) == ("none", "device", 5)
     assert (cfg.graph.name, cfg.memory.tier) == ("full", "hisparse")
     assert describe(derived) == ["graph=none", "spec=mtp", "sparse=hisparse", "spec.k=5", "sparse.tier=device"]

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from invariant_checks import ALL, NAMES, examined
-from invariant_lab import Case, Lab, config, oracle
+from invariant_cases import Case, config, oracle
+from invariant_lab import Lab
+from invariant_runs import ALL, NAMES, examined
 
 from mtplab.build import build_arm, run_arm
 
@@ -96,6 +97,16 @@ def test_holds_piecewise(name: str, sync: str, case: Case) -> None:
 def test_holds_under_full_replays(name: str, sync: str, case: Case) -> None:
     """Both forms of the fix."""
     hold(case, "full", sync, name)
+
+
+@pytest.mark.parametrize("graph", ["none", "full"])
+@pytest.mark.parametrize("max_requests", [1, 2])
+@pytest.mark.parametrize("sparse", ["dsa", "dense"])
+def test_holds_without_a_host_tier(sparse: str, max_requests: int, graph: str) -> None:
+    """I7 and I10 to I13 do not need HiSparse; one request alone takes a path of its own through the row tables."""
+    case = Case(sparse=sparse, max_requests=max_requests, chunk=3, prompts=(17, 5), poison=True)
+    names = ("I7", "I10", "I11", "I12", "I13", "drafts")
+    assert examined(case, graph, "mirror_after_target", names=names) == {}
 
 
 @drawn(2, captured=True)
@@ -192,5 +203,5 @@ def test_the_oracle_is_the_engine_without_drafts() -> None:
     spoken = [request.output for request in run_arm(cfg, case.tokens(), lambda record: None).requests]
     cfg.spec = {"name": "none", "_target_": "mtplab.heads.no_drafter.NoDrafter", "k": 0}
     plain = [request.output for request in run_arm(cfg, case.tokens(), lambda record: None).requests]
-    truth = [oracle(case.top_k).greedy(prompt, case.new_tokens)[len(prompt) :] for prompt in case.tokens()]
+    truth = [oracle(case.budget).greedy(prompt, case.new_tokens)[len(prompt) :] for prompt in case.tokens()]
     assert spoken == plain == [tuple(tokens[: case.new_tokens]) for tokens in truth]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtplab.engine.inputs import StepInputs
-from mtplab.memory.context import RowContext, row_context
+from mtplab.memory.layout import MemoryLayout
+from mtplab.memory.memory import Memory
 from mtplab.sparse.dense import DenseSelector
 from mtplab.sparse.dsa import top_positions
 
@@ -81,12 +82,32 @@ def steps(draw: st.DrawFn) -> tuple[StepInputs, list[int], int]:
     return inputs, allowed + fill, page_size
 
 
+def device_layout(inputs: StepInputs, page_size: int) -> MemoryLayout:
+    requests, pages = inputs.resident_table.shape
+    return MemoryLayout(
+        tier="device",
+        layers=1,
+        row_width=1,
+        index_width=1,
+        page_size=page_size,
+        context=pages * page_size,
+        max_requests=requests,
+        max_rows=len(inputs.slot_mapping),
+        pool_pages=2,
+        resident_pages=None,
+        hot_size=0,
+        plan_width=0,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+
+
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(step=steps())
 def test_dense_selects_every_position_a_row_may_see_once(step: tuple[StepInputs, list[int], int]) -> None:
     """Causal, cut at the committed length, nothing for a padded row."""
     inputs, allowed, page_size = step
-    context: RowContext = row_context(inputs, page_size)
+    context = Memory(device_layout(inputs, page_size)).context(inputs)
     chosen = DenseSelector().select(None, None, 0, context).tolist()  # type: ignore[arg-type]
     for row, count in zip(chosen, allowed, strict=True):
         assert row == [*range(count)] + [-1] * (context.span - count)

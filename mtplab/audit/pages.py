@@ -40,7 +40,7 @@ class PageAudit:
         self._fresh.extend(pages)
 
     def end_step(self, step: int) -> tuple[int, int]:
-        """Compare this step's clean pages, now that every writer has run. Returns (pages clean, (page, layer) wrong)."""
+        """Compare this step's clean pages, now that every writer has run. Returns pages clean, (page, layer) wrong."""
         if not self._fresh:
             return 0, 0
         size = self._memory.layout.page_size
@@ -73,9 +73,9 @@ class PageAudit:
         for name, layer, total in zip(self._names, self.layers, reads, strict=False):
             if layer.reads_wrong:
                 evidence = (
-                    f"{layer.pages_wrong} of {layer.pages_audited} pages declared clean hold {layer.rows_wrong} host rows "
-                    f"that differ from the device rows they claim to mirror, first at step {layer.first_step}; wrong host "
-                    f"rows were read {layer.reads_wrong} times in {total} host reads"
+                    f"{layer.pages_wrong} of {layer.pages_audited} pages declared clean hold {layer.rows_wrong} host "
+                    f"rows that differ from the device rows they claim to mirror, first at step {layer.first_step}; "
+                    f"wrong host rows were read {layer.reads_wrong} times in {total} host reads"
                 )
                 found.append(
                     Culprit("host_rows", name, layer.first_step, layer.rows_wrong, layer.reads_wrong, evidence)

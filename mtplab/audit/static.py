@@ -1,4 +1,4 @@
-"""Static-input audit: does each buffer hold what an eager step would have passed, and did a kernel read the difference?"""
+"""Static-input audit: does each buffer hold what an eager step would have passed, and did a kernel read it?"""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class StaticAudit:
                 found.first_step,
                 found.rows_wrong,
                 found.harmful,
-                f"held an older value (age up to {found.max_age} steps) in {found.harmful} of {found.replays} replays that "
-                f"read it, first at step {found.first_step}",
+                f"held an older value (age up to {found.max_age} steps) in {found.harmful} of {found.replays} replays "
+                f"that read it, first at step {found.first_step}",
             )
             for key, found in self.buffers.items()
             if found.harmful

@@ -52,12 +52,11 @@ def replaced(overrides: Sequence[str], *new: str) -> list[str]:
     return [o for o in overrides if not {(key := o.split("=")[0]), key.partition(".")[0]} & keys] + list(new)
 
 
-def derive(cfg: DictConfig, picks: dict[str, str], values: dict[str, Any]) -> DictConfig:
-    """A copy of `cfg` with whole groups replaced by options and then single keys by values."""
+def derive(cfg: DictConfig, source: DictConfig, groups: Sequence[str], values: dict[str, Any]) -> DictConfig:
+    """A copy of `cfg` with whole groups taken from `source` and then single keys set to values."""
     derived = copy.deepcopy(cfg)
-    composed = compose_unchecked(*(f"{group}={name}" for group, name in picks.items()))
-    for group in picks:
-        derived[group] = composed[group]
+    for group in groups:
+        derived[group] = copy.deepcopy(source[group])
     for key, value in values.items():
         OmegaConf.update(derived, key, value)
     return derived

@@ -16,9 +16,10 @@ ROW_FIELDS = frozenset({"input_ids", "positions", "slot_mapping", "source_slots"
 class StepInputs:
     """True inputs of one forward over T rows (padded to the bucket) and B requests (padded to the maximum).
 
-    input_ids, positions [T] int64; slot_mapping [T] int64 device row, -1 = pad; source_slots [T] int64 host row (also the
-    row of the indexer key), -1 = pad; req_id_per_token [T] int32; query_start_loc [B+1] int32, tail = T; seq_lens [B]
-    int32, pad 0; resident_table, source_table [B, pages] int32, 0 = null; request_state_indices [B] int32, -1 = pad.
+    input_ids, positions [T] int64; slot_mapping [T] int64 device row, -1 = pad; source_slots [T] int64 host row (the
+    row of the indexer key too), -1 = pad; req_id_per_token [T] int32; query_start_loc [B+1] int32, tail = T; seq_lens
+    [B] int32, pad 0; resident_table, source_table [B, pages] int32, 0 = null; request_state_indices [B] int32,
+    -1 = pad.
     """
 
     input_ids: Tensor

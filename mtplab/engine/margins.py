@@ -19,7 +19,7 @@ from mtplab.sparse.selector import Selector
 
 
 class GapSelector:
-    """A DSA selector that also notes, per row, the relative gap between the last selected and the first unselected score."""
+    """A DSA selector that notes, per row, the relative gap between the last selected and the first unselected score."""
 
     needs_index = True
 

@@ -28,7 +28,7 @@ class InputBuilder:
         return StepInputs(**self._tensors(rows))
 
     def draft_prefill(self, verified: Sequence[Verified], bucket: int, hidden: Tensor) -> DraftInputs:
-        """The same rows as the target's, shifted by one: row i takes token i+1. `hidden` [bucket, D] from the target."""
+        """The target's rows shifted by one: row i takes token i+1. `hidden` [bucket, D] comes from the target."""
         rows = _RowArrays(bucket, self._layout.max_requests)
         last = np.zeros(self._layout.max_requests, np.int64)
         for index, item in enumerate(verified):
@@ -128,5 +128,5 @@ def _shifted(item: Verified) -> tuple[int, ...]:
     known = done.tokens[1 : item.committed]
     following = item.new[-1] if done.final else done.request.tokens[done.start + item.committed]
     rest = done.tokens[item.committed + 1 :]
-    row = known + (following,) + rest
+    row = (*known, following, *rest)
     return row + (0,) * (done.rows - len(row))

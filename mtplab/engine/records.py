@@ -84,7 +84,7 @@ class GraphCounts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCounts:
-    """Pages and rows moved; `pages_audited` and `pages_wrong` count (page, layer) pairs at the moment a page is clean."""
+    """Pages and rows moved; `pages_audited` and `pages_wrong` count (page, layer) pairs as pages turn clean."""
 
     pages_evicted: int
     rows_read_from_host: int

@@ -12,7 +12,7 @@ from mtplab.memory.pages import PageBook
 
 
 class Scheduler:
-    """`running` is the batch order; a finished request's place is taken by the last one (condense), its state row is not."""
+    """`running` is the batch order; the last takes a finished one's place and keeps its state row (condense)."""
 
     def __init__(self, layout: MemoryLayout, book: PageBook, k: int, prefill_chunk: int) -> None:
         self._layout = layout
@@ -32,8 +32,8 @@ class Scheduler:
         if rows > self._layout.context:
             raise ConfigError(
                 "engine.context",
-                f"prompt {request_id} has {len(prompt)} tokens and needs {rows} rows with {max_new_tokens} new tokens and "
-                f"{2 * self._k} draft rows, the context holds {self._layout.context}",
+                f"prompt {request_id} has {len(prompt)} tokens and needs {rows} rows with {max_new_tokens} new tokens "
+                f"and {2 * self._k} draft rows, the context holds {self._layout.context}",
                 "shorten the prompt or lower workload.max_new_tokens",
             )
         need = self._pages_needed(request)

@@ -1,4 +1,4 @@
-"""Gather rows of a pool. On the GPU the host pool is pinned memory that only a kernel can read; elsewhere plain indexing."""
+"""Gather rows of a pool. On the GPU the host pool is pinned memory that only a kernel can read; else plain indexing."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _gather_kernel(pool, rows, out, width, BLOCK: tl.constexpr):  # noqa: N803 (Triton's spelling of a constant)
+def _gather_kernel(pool, rows, out, width, BLOCK: tl.constexpr):
     item = tl.program_id(0)
     row = tl.load(rows + item)
     column = tl.arange(0, BLOCK)

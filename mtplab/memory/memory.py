@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mtplab.engine.inputs import StepInputs
-from mtplab.memory.context import RowContext, row_context
+from mtplab.memory.context import RowContext, RowContexts
 from mtplab.memory.layout import MemoryLayout
 from mtplab.memory.pools import HostPool, HotBuffer, IndexKeys, PagedPool, masked_write
 from mtplab.memory.resolver import ResolverState, resolve
@@ -21,6 +21,7 @@ class Memory:
         self.keys = IndexKeys(layout)
         self.host = HostPool(layout) if layout.on_host else None
         self.hot = HotBuffer(layout) if layout.on_host else None
+        self._contexts = RowContexts(layout, self.pool.sink, self.keys.sink)
         layers = range(layout.layers if layout.on_host else 0)
         shape = (layout.max_rows, layout.plan_width)
         self.plan_positions = [torch.full(shape, -1, dtype=torch.int32, device=layout.device) for _ in layers]
@@ -28,7 +29,7 @@ class Memory:
         self.counts = [torch.zeros(3, dtype=torch.int64, device=layout.device) for _ in layers]
 
     def context(self, inputs: StepInputs) -> RowContext:
-        return row_context(inputs, self.layout.page_size)
+        return self._contexts(inputs)
 
     def write(self, layer: int, context: RowContext, row: Tensor, index_key: Tensor | None) -> None:
         """Store KV rows [T, W] (and indexer keys [T, d]) of this step; padded rows write nothing (I9)."""
@@ -39,15 +40,17 @@ class Memory:
             self._invalidate(self.hot.tags[layer], context.source)
 
     def index_keys(self, layer: int, context: RowContext) -> Tensor:
-        """Indexer keys [T, S, d] of every position of each row's request."""
-        host = context.host.view(-1, context.span).index_select(0, context.request)
-        rows = torch.where(host >= 0, host, self.keys.sink)
+        """Indexer keys [T, S, d] of every position of each row's request; [1, S, d] if there is one request only."""
+        rows = context.key_rows
         return self.keys.layers[layer].index_select(0, rows.flatten()).view(*rows.shape, -1)
 
     def read(self, layer: int, positions: Tensor, context: RowContext) -> Tensor:
-        """KV rows [T, N, W] at logical positions [T, N]; unused positions (-1) read the zero sink row."""
+        """KV rows [T, N, W] at logical positions [T, N]; unused positions (-1) read the zero sink row.
+
+        [1, N, W] where all T rows share them (see `RowContext.device_rows`).
+        """
         if self.hot is None:
-            rows = self._resident_rows(positions, context)
+            rows = context.device_rows(positions)
         else:
             rows = resolve(self.resolver_state(layer), positions, context)
             self.plan_positions[layer][: rows.shape[0]].copy_(positions)
@@ -64,12 +67,6 @@ class Memory:
             counts=self.counts[layer],
             hot_base=self.pool.hot_base,
         )
-
-    def _resident_rows(self, positions: Tensor, context: RowContext) -> Tensor:
-        used = positions >= 0
-        flat = context.request.unsqueeze(1) * context.span + positions.clamp(min=0)
-        rows = context.resident.index_select(0, flat.flatten()).view_as(positions)
-        return torch.where(used & (rows >= 0), rows, self.pool.sink)
 
     def _invalidate(self, tags: Tensor, source: Tensor) -> None:
         """A written position leaves no tag behind (I6): drop every tag that names a host row written now."""

@@ -14,51 +14,28 @@ from torch import Tensor
 
 from mtplab.errors import ConfigError
 from mtplab.model.config import ModelConfig, read_model_config
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One decoder layer. Projections that read the same input are stacked, so that one matmul serves them all.
-
-    in_proj [q_lora + kv_lora + rope (+ index_dim + index_heads), D]; q_proj [H*(nope+rope) (+ index_heads*index_dim),
-    q_lora]; up_k [H, nope, kv_lora] and up_v [H, kv_lora, v] are the two halves of `kv_b_proj` (absorbed decode).
-    Rope rows are stored half-split (HF's MLA layout interleaves them; the permutation is applied once at load).
-    """
-
-    input_norm: Tensor
-    in_proj: Tensor
-    q_norm: Tensor
-    kv_norm: Tensor
-    q_proj: Tensor
-    up_k: Tensor
-    up_v: Tensor
-    o_proj: Tensor
-    post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    index_norm_weight: Tensor
-    index_norm_bias: Tensor
+from mtplab.model.layers import LayerWeights, RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """The MTP module: u = eh_proj [enorm(e(token i+1)) ; hnorm(h_i)], one block, its own output norm."""
+    """The MTP module: u = [enorm(e(token i+1)) ; hnorm(h_i)] eh_proj [2 D, D], one block, its own output norm."""
 
-    enorm: Tensor
-    hnorm: Tensor
+    enorm: RmsNorm
+    hnorm: RmsNorm
     eh_proj: Tensor
     block: LayerWeights
-    out_norm: Tensor
+    out_norm: RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights and shape of a target and its MTP modules. `embed` and `lm_head` are shared by both."""
+    """Weights and shape of a target and its MTP modules, which share embed [V, D] and lm_head [D, V]."""
 
     config: ModelConfig
     embed: Tensor
     lm_head: Tensor
-    norm: Tensor
+    norm: RmsNorm
     layers: tuple[LayerWeights, ...]
     mtp: tuple[MtpWeights, ...]
 
@@ -76,20 +53,17 @@ def load_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device, w
     def take(name: str) -> Tensor:
         if name not in tensors:
             raise ConfigError("model.path", f"model.safetensors lacks {name}", "rebuild it with scripts/train.py")
-        return tensors[name].to(device=device, dtype=dtype).contiguous()
+        return tensors[name].to(device=device, dtype=torch.float64)
 
-    def layer(index: int) -> LayerWeights:
-        return _layer(config, index, take, with_index)
-
+    loader = _Loader(config, take, dtype, with_index)
     first_mtp = config.num_hidden_layers
-    mtp = tuple(_mtp(first_mtp + i, take, layer) for i in range(config.num_mtp_layers))
     return Checkpoint(
         config,
-        embed=take("model.embed_tokens.weight"),
-        lm_head=take("lm_head.weight"),
-        norm=take("model.norm.weight"),
-        layers=tuple(layer(i) for i in range(config.num_hidden_layers)),
-        mtp=mtp,
+        embed=take("model.embed_tokens.weight").to(dtype),
+        lm_head=loader.matrix("lm_head.weight"),
+        norm=loader.norm("model.norm.weight"),
+        layers=tuple(loader.layer(i) for i in range(first_mtp)),
+        mtp=tuple(loader.mtp(first_mtp + i) for i in range(config.num_mtp_layers)),
     )
 
 
@@ -104,50 +78,83 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise ConfigError("model.path", f"{path.name} is corrupt ({error})", "restore it or retrain") from error
 
 
-def _mtp(index: int, take: Callable[[str], Tensor], layer: Callable[[int], LayerWeights]) -> MtpWeights:
-    prefix = f"model.layers.{index}."
-    return MtpWeights(
-        enorm=take(prefix + "enorm.weight"),
-        hnorm=take(prefix + "hnorm.weight"),
-        eh_proj=take(prefix + "eh_proj.weight"),
-        block=layer(index),
-        out_norm=take(prefix + "shared_head.norm.weight"),
-    )
+class _Loader:
+    """Multiplies out what can be, in float64, and rounds to the engine's dtype at the end."""
 
+    def __init__(
+        self, config: ModelConfig, take: Callable[[str], Tensor], dtype: torch.dtype, with_index: bool
+    ) -> None:
+        self._config = config
+        self._take = take
+        self._dtype = dtype
+        self._with_index = with_index
 
-def _half_split(weight: Tensor, rope: int) -> Tensor:
-    """Reorder the last `rope` output rows of each head from interleaved pairs to two halves."""
-    pairs = torch.arange(rope, device=weight.device).view(-1, 2)
-    order = torch.cat([pairs[:, 0], pairs[:, 1]])
-    keep = weight.shape[-2] - rope
-    return torch.cat([weight[..., :keep, :], weight[..., keep:, :][..., order, :]], dim=-2)
+    def norm(self, name: str) -> RmsNorm:
+        return RmsNorm.of(self._take(name).to(self._dtype), self._config.rms_norm_eps)
 
+    def matrix(self, *names: str) -> Tensor:
+        """Projections [out, in] of one input, stacked, stored [in, out]: small matmuls run up to 2.5 times faster."""
+        return self._stored([self._take(name) for name in names])
 
-def _layer(c: ModelConfig, index: int, take: Callable[[str], Tensor], with_index: bool) -> LayerWeights:
-    prefix = f"model.layers.{index}."
-    attn = prefix + "self_attn."
-    kv_b = take(attn + "kv_b_proj.weight").view(c.num_attention_heads, -1, c.kv_lora_rank)
-    q_b = take(attn + "q_b_proj.weight").view(c.num_attention_heads, c.qk_head_dim, c.q_lora_rank)
-    in_parts = [
-        take(attn + "q_a_proj.weight"),
-        _half_split(take(attn + "kv_a_proj_with_mqa.weight"), c.qk_rope_head_dim),
-    ]
-    q_parts = [_half_split(q_b, c.qk_rope_head_dim).flatten(0, 1)]
-    if with_index:
-        in_parts += [take(attn + "indexer.wk.weight"), take(attn + "indexer.weights_proj.weight")]
-        q_parts.append(take(attn + "indexer.wq_b.weight"))
-    return LayerWeights(
-        input_norm=take(prefix + "input_layernorm.weight"),
-        in_proj=torch.cat(in_parts),
-        q_norm=take(attn + "q_a_layernorm.weight"),
-        kv_norm=take(attn + "kv_a_layernorm.weight"),
-        q_proj=torch.cat(q_parts),
-        up_k=kv_b[:, : c.qk_nope_head_dim].contiguous(),
-        up_v=kv_b[:, c.qk_nope_head_dim :].transpose(1, 2).contiguous(),
-        o_proj=take(attn + "o_proj.weight"),
-        post_norm=take(prefix + "post_attention_layernorm.weight"),
-        gate_up=torch.cat([take(prefix + "mlp.gate_proj.weight"), take(prefix + "mlp.up_proj.weight")]),
-        down=take(prefix + "mlp.down_proj.weight"),
-        index_norm_weight=take(attn + "indexer.k_norm.weight"),
-        index_norm_bias=take(attn + "indexer.k_norm.bias"),
-    )
+    def mtp(self, index: int) -> MtpWeights:
+        prefix = f"model.layers.{index}."
+        return MtpWeights(
+            enorm=self.norm(prefix + "enorm.weight"),
+            hnorm=self.norm(prefix + "hnorm.weight"),
+            eh_proj=self.matrix(prefix + "eh_proj.weight"),
+            block=self.layer(index),
+            out_norm=self.norm(prefix + "shared_head.norm.weight"),
+        )
+
+    def layer(self, index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}."
+        attn = prefix + "self_attn."
+        in_parts = [self._take(attn + "kv_a_proj_with_mqa.weight"), self._take(attn + "q_a_proj.weight")]
+        query, output = self._absorbed(attn)
+        q_parts = [query]
+        if self._with_index:
+            in_parts += self._index_inputs(attn)
+            q_parts.append(self._interleaved(self._take(attn + "indexer.wq_b.weight")))
+        return LayerWeights(
+            input_norm=self.norm(prefix + "input_layernorm.weight"),
+            in_proj=self._stored(in_parts),
+            q_norm=self.norm(attn + "q_a_layernorm.weight"),
+            kv_norm=self.norm(attn + "kv_a_layernorm.weight"),
+            q_proj=self._stored(q_parts),
+            o_proj=self._stored([output]),
+            post_norm=self.norm(prefix + "post_attention_layernorm.weight"),
+            gate_up=self.matrix(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
+            down=self.matrix(prefix + "mlp.down_proj.weight"),
+            index_norm_weight=self._interleaved(self._take(attn + "indexer.k_norm.weight")).to(self._dtype),
+            index_norm_bias=self._interleaved(self._take(attn + "indexer.k_norm.bias")).to(self._dtype),
+        )
+
+    def _absorbed(self, attn: str) -> tuple[Tensor, Tensor]:
+        """Query [H * W, q_lora] that lands in latent space, scaled, and output [D, H * L] that starts from it.
+
+        DeepSeek-V2 section 2.1.2. At released widths the products would be three times larger than their factors.
+        """
+        c = self._config
+        kv_b = self._take(attn + "kv_b_proj.weight").view(c.num_attention_heads, -1, c.kv_lora_rank)
+        up_k, up_v = kv_b.split([c.qk_nope_head_dim, c.v_head_dim], 1)
+        q_b = self._take(attn + "q_b_proj.weight").view(c.num_attention_heads, c.qk_head_dim, c.q_lora_rank)
+        nope, rope = q_b.split([c.qk_nope_head_dim, c.qk_rope_head_dim], 1)
+        query = torch.cat([up_k.transpose(1, 2) @ nope, rope], 1) * c.qk_head_dim**-0.5
+        out = self._take(attn + "o_proj.weight").view(-1, c.num_attention_heads, c.v_head_dim).transpose(0, 1)
+        return query.flatten(0, 1), (out @ up_v).transpose(0, 1).flatten(1)
+
+    def _index_inputs(self, attn: str) -> list[Tensor]:
+        """Indexer key and head weights; both scales of the score are folded into the weights."""
+        scale = (self._config.index_n_heads * self._config.index_head_dim) ** -0.5
+        key = self._interleaved(self._take(attn + "indexer.wk.weight"))
+        return [key, self._take(attn + "indexer.weights_proj.weight") * scale]
+
+    def _interleaved(self, weight: Tensor) -> Tensor:
+        """Reorder the rope entries of each indexer head, the first ones, from two halves (as released) to pairs."""
+        heads = weight.unflatten(0, (-1, self._config.index_head_dim))
+        rope, rest = heads.split([self._config.qk_rope_head_dim, heads.shape[1] - self._config.qk_rope_head_dim], 1)
+        pairs = rope.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return torch.cat([pairs, rest], 1).flatten(0, 1)
+
+    def _stored(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts).t().contiguous().to(self._dtype)

@@ -2,6 +2,9 @@
 
 Shape legend: T rows, D width, H heads, L latent (`kv_lora_rank`), R rope, W = L + R row width, N selected rows.
 Source: DeepSeek-V2 (2405.04434) for MLA with absorbed decode, DeepSeek-V3.2 for the lightning indexer.
+
+On a small model an operator costs more than its arithmetic: what can be multiplied out once is multiplied out at load
+(`mtplab.model.checkpoint`), and rotations and the KV norm work in place.
 """
 
 from __future__ import annotations
@@ -12,34 +15,76 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtplab.model.checkpoint import LayerWeights
 from mtplab.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class RopeTable:
-    """cos and sin [positions, R], the sine carrying the sign of the half-split rotation."""
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * w over n entries, written x / hypot(|x|, sqrt(n eps)) * (sqrt(n) w): four operators.
 
-    cos: Tensor
-    sin: Tensor
+    gain [n] = sqrt(n) w; floor [] = sqrt(n eps).
+    """
+
+    gain: Tensor
+    floor: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, eps: float) -> RmsNorm:
+        width = weight.shape[-1]
+        floor = torch.tensor((width * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
+        return cls(weight * width**0.5, floor)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x / self._length(x) * self.gain
+
+    def in_place(self, x: Tensor) -> None:
+        x.div_(self._length(x)).mul_(self.gain)
+
+    def _length(self, x: Tensor) -> Tensor:
+        return torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. Every matrix is stored [in, out]; projections of the same input are stacked, so that one
+    matmul serves them all. Rope entries are interleaved pairs, so that a rotation is one complex product.
+
+    in_proj [D, W + q_lora (+ d + index heads)]: KV row, query latent, indexer key and head weights;
+    q_proj [q_lora, H * W (+ index heads * d)]: scaled query in latent space (the key half of `kv_b_proj` absorbed),
+    indexer query; o_proj [H * L, D] (the value half absorbed); gate_up [D, 2 * intermediate]; down [intermediate, D].
+    """
+
+    input_norm: RmsNorm
+    in_proj: Tensor
+    q_norm: RmsNorm
+    kv_norm: RmsNorm
+    q_proj: Tensor
+    o_proj: Tensor
+    post_norm: RmsNorm
+    gate_up: Tensor
+    down: Tensor
+    index_norm_weight: Tensor
+    index_norm_bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """turn [positions, 1, R / 2] complex: exp(i * position * frequency)."""
+
+    turn: Tensor
 
 
 def rope_table(config: ModelConfig, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTable:
     dim = config.qk_rope_head_dim
     # float32 frequencies, as the released implementations have them, whatever the model's dtype
     inverse = 1.0 / (config.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim))
-    angles = torch.arange(positions, dtype=torch.float32, device=device)[:, None] * inverse
-    cos, sin = angles.cos(), angles.sin()
-    return RopeTable(torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype))
+    angles = torch.arange(positions, dtype=torch.float32, device=device)[:, None, None] * inverse
+    return RopeTable(torch.complex(angles.cos().to(dtype), angles.sin().to(dtype)))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [..., R] (half-split) by cos, sin broadcastable to it."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
-def rms_norm(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, config.rms_norm_eps)
+def rotate(x: Tensor, turn: Tensor) -> None:
+    """Rotate x [T, heads, R] (interleaved pairs) in place by turn [T, 1, R / 2]."""
+    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +101,41 @@ class Projected:
     index_weight: Tensor | None
 
 
-def project(w: LayerWeights, c: ModelConfig, hidden: Tensor, cos: Tensor, sin: Tensor, with_index: bool) -> Projected:
-    """Everything before attention: norms, query, KV row and indexer projections of hidden [T, D]; cos, sin [T, 1, R]."""
-    latent, rope, heads = c.kv_lora_rank, c.qk_rope_head_dim, c.num_attention_heads
-    x = F.linear(rms_norm(hidden, w.input_norm, c), w.in_proj)
-    widths = [c.q_lora_rank, latent, rope] + ([c.index_head_dim, c.index_n_heads] if with_index else [])
-    parts = x.split(widths, -1)
-    q = F.linear(rms_norm(parts[0], w.q_norm, c), w.q_proj)
-    width = heads * c.qk_head_dim
-    q_heads = q[:, :width].view(-1, heads, c.qk_head_dim)
-    rotated = [q_heads[..., c.qk_nope_head_dim :], parts[2].unsqueeze(1)]
-    if with_index:
-        index_q = q[:, width:].view(-1, c.index_n_heads, c.index_head_dim)
-        index_k = F.layer_norm(parts[3], (c.index_head_dim,), w.index_norm_weight, w.index_norm_bias, 1e-6)
-        rotated += [index_q[..., :rope], index_k[:, None, :rope]]
-    turned = rotate(torch.cat(rotated, 1), cos, sin)
-    absorbed = torch.bmm(q_heads[..., : c.qk_nope_head_dim].transpose(0, 1), w.up_k).transpose(0, 1)
-    query = torch.cat([absorbed, turned[:, :heads]], -1) * c.qk_head_dim**-0.5
-    row = torch.cat([rms_norm(parts[1], w.kv_norm, c), turned[:, heads]], -1)
+def project(w: LayerWeights, c: ModelConfig, hidden: Tensor, turn: Tensor, with_index: bool) -> Projected:
+    """Everything before attention: norms, query, KV row, indexer projections of hidden [T, D]; turn [T, 1, R / 2]."""
+    latent, width, heads = c.kv_lora_rank, c.row_width, c.num_attention_heads
+    x = w.input_norm(hidden) @ w.in_proj
+    row, after = x[:, :width], width + c.q_lora_rank
+    w.kv_norm.in_place(row[:, :latent])
+    rotate(row[:, None, latent:], turn)
+    q = w.q_norm(x[:, width:after]) @ w.q_proj
+    query = q[:, : heads * width].unflatten(1, (heads, width))
+    rotate(query[..., latent:], turn)
     if not with_index:
         return Projected(query, row, None, None, None)
-    key = torch.cat([turned[:, -1], index_k[:, rope:]], -1)
-    index_query = torch.cat([turned[:, heads + 1 : -1], index_q[..., rope:]], -1)
-    return Projected(query, row, index_query, key, parts[4] * (c.index_n_heads * c.index_head_dim) ** -0.5)
+    size, rope = c.index_head_dim, c.qk_rope_head_dim
+    key = F.layer_norm(x[:, after : after + size], (size,), w.index_norm_weight, w.index_norm_bias, 1e-6)
+    rotate(key[:, None, :rope], turn)
+    index_query = q[:, heads * width :].unflatten(1, (c.index_n_heads, size))
+    rotate(index_query[..., :rope], turn)
+    return Projected(query, row, index_query, key, x[:, after + size :])
 
 
-def attend(w: LayerWeights, c: ModelConfig, query: Tensor, rows: Tensor, unused: Tensor) -> Tensor:
-    """Attention of query [T, H, W] over its own selected rows [T, N, W]; unused [T, N] is True where the slot is empty.
+def attend(query: Tensor, rows: Tensor, bias: Tensor, latent: int) -> Tensor:
+    """Attention of query [T, H, W] over rows [T, N, W], or [1, N, W] where all T share them. Returns [T, H * L].
 
-    A row with nothing selected attends uniformly to zero rows and so gives zeros. Returns [T, H * v].
+    bias [T, 1, N] is 0 where a slot is used and hugely negative elsewhere; a row with nothing selected attends
+    uniformly to zero rows and so gives zeros.
     """
-    scores = torch.bmm(query, rows.transpose(1, 2))
-    scores = scores.masked_fill(unused.unsqueeze(1), torch.finfo(scores.dtype).min)
-    mixed = torch.bmm(torch.softmax(scores, -1), rows[..., : c.kv_lora_rank])
-    return torch.bmm(mixed.transpose(0, 1), w.up_v).transpose(0, 1).flatten(1)
+    tokens, heads, width = query.shape
+    groups = query.reshape(rows.shape[0], -1, width)
+    scores = torch.bmm(groups, rows.transpose(1, 2)).view(tokens, heads, -1).add_(bias)
+    weights = torch.softmax(scores, -1).view(rows.shape[0], -1, rows.shape[1])
+    return torch.bmm(weights, rows[..., :latent]).view(tokens, heads * latent)
 
 
-def finish(w: LayerWeights, c: ModelConfig, hidden: Tensor, attended: Tensor) -> Tensor:
+def finish(w: LayerWeights, hidden: Tensor, attended: Tensor) -> Tensor:
     """Everything after attention: output projection, residual, dense SwiGLU MLP."""
-    hidden = hidden + F.linear(attended, w.o_proj)
-    gate, up = F.linear(rms_norm(hidden, w.post_norm, c), w.gate_up).chunk(2, -1)
-    return hidden + F.linear(F.silu(gate) * up, w.down)
+    hidden = hidden + attended @ w.o_proj
+    gate, up = (w.post_norm(hidden) @ w.gate_up).chunk(2, -1)
+    return hidden + (F.silu(gate) * up) @ w.down

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mtplab.engine.inputs import DraftInputs, StepInputs
 from mtplab.memory.context import RowContext
 from mtplab.memory.memory import Memory
-from mtplab.model.checkpoint import Checkpoint, LayerWeights
-from mtplab.model.layers import Projected, RopeTable, attend, finish, project, rms_norm
+from mtplab.model.checkpoint import Checkpoint
+from mtplab.model.layers import LayerWeights, Projected, RopeTable, attend, finish, project
 from mtplab.sparse.selector import Selector
 
 LayerHook = Callable[[int], None]
@@ -26,9 +25,10 @@ LayerHook = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """What one segment hands to attention and to the next segment."""
+    """What one segment hands to attention and to the next segment; turn [T, 1, R / 2] is the rotation of each row."""
 
     hidden: Tensor
+    turn: Tensor
     projected: Projected
 
 
@@ -107,36 +107,34 @@ class Decoder:
     def segment(self, index: int, inputs: StepInputs, carry: Carry | None, attended: Tensor | None) -> object:
         """Segment `index`: finish block index-1 (if any), then project for block index, or return the output."""
         if carry is None or attended is None:
-            hidden = self.embed(inputs)
+            hidden, turn = self.embed(inputs), self._rope.turn.index_select(0, inputs.positions)
         else:
-            hidden = finish(self._blocks[index - 1], self._config, carry.hidden, attended)
+            hidden, turn = finish(self._blocks[index - 1], carry.hidden, attended), carry.turn
         if index == len(self.layers):
             return self.output(hidden, inputs)
-        cos = self._rope.cos.index_select(0, inputs.positions).unsqueeze(1)
-        sin = self._rope.sin.index_select(0, inputs.positions).unsqueeze(1)
         needs = self._selector.needs_index
-        return Carry(hidden, project(self._blocks[index], self._config, hidden, cos, sin, needs))
+        return Carry(hidden, turn, project(self._blocks[index], self._config, hidden, turn, needs))
 
     def attention(self, index: int, carry: Carry, context: RowContext, hook: LayerHook | None) -> Tensor:
-        """Write this block's rows, fire the hook, select, resolve to device rows, attend. Returns [T, H * v]."""
+        """Write this block's rows, fire the hook, select, resolve to device rows, attend. Returns [T, H * L]."""
         layer = self.layers[index]
         self._memory.write(layer, context, carry.projected.row, carry.projected.index_key)
         if hook is not None:
             hook(layer)
         positions = self._selector.select(carry.projected, self._memory, layer, context)
         rows = self._memory.read(layer, positions, context)
-        return attend(self._blocks[index], self._config, carry.projected.query, rows, positions < 0)
+        return attend(carry.projected.query, rows, context.bias(positions), self._config.kv_lora_rank)
 
 
 class TargetNetwork(Decoder):
     """The main model; verify = its forward over 1+k rows per request."""
 
     def embed(self, inputs: StepInputs) -> Tensor:
-        return F.embedding(inputs.input_ids, self._checkpoint.embed)
+        return self._checkpoint.embed.index_select(0, inputs.input_ids)
 
     def output(self, hidden: Tensor, inputs: StepInputs) -> TargetOutput:
-        hidden = rms_norm(hidden, self._checkpoint.norm, self._config)
-        logits = F.linear(hidden, self._checkpoint.lm_head)
+        hidden = self._checkpoint.norm(hidden)
+        logits = hidden @ self._checkpoint.lm_head
         return TargetOutput(hidden, logits.argmax(-1), logits)
 
 
@@ -146,13 +144,12 @@ class MtpNetwork(Decoder):
     def embed(self, inputs: StepInputs) -> Tensor:
         assert isinstance(inputs, DraftInputs)
         w = self._checkpoint.mtp[0]
-        token = rms_norm(F.embedding(inputs.input_ids, self._checkpoint.embed), w.enorm, self._config)
-        state = rms_norm(inputs.hidden_states, w.hnorm, self._config)
-        return F.linear(torch.cat([token, state], -1), w.eh_proj)
+        token = w.enorm(self._checkpoint.embed.index_select(0, inputs.input_ids))
+        return torch.cat([token, w.hnorm(inputs.hidden_states)], -1) @ w.eh_proj
 
     def output(self, hidden: Tensor, inputs: StepInputs) -> DraftOutput:
         assert isinstance(inputs, DraftInputs)
         # a stale index may lie beyond this bucket; an engine would read leftovers there, never fault
         last = hidden.index_select(0, inputs.last_token_indices.clamp(max=hidden.shape[0] - 1))
-        last = rms_norm(last, self._checkpoint.mtp[0].out_norm, self._config)
-        return DraftOutput(last, F.linear(last, self._checkpoint.lm_head).argmax(-1))
+        last = self._checkpoint.mtp[0].out_norm(last)
+        return DraftOutput(last, (last @ self._checkpoint.lm_head).argmax(-1))

@@ -10,6 +10,7 @@ from typing import Protocol
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from mtplab.config.compose import compose_unchecked
 from mtplab.config.overrides import derive
 from mtplab.engine.records import ArmOutcome, StepRecord
 from mtplab.results.arms import load_arm, save_arm
@@ -48,10 +49,11 @@ def plan_arms(cfg: DictConfig) -> tuple[ArmPlan, ...]:
 
     The reference is eager with everything resident on the device and no fault; plain decoding drafts nothing either.
     """
+    neutral = compose_unchecked("spec=none", "graph=none", "fault=none")
     device = {"sparse.tier": "device", "memory.tier": "device"}
     return (
-        ArmPlan(PLAIN, derive(cfg, {"spec": "none", "graph": "none", "fault": "none"}, device)),
-        ArmPlan(REFERENCE, derive(cfg, {"graph": "none", "fault": "none"}, device)),
+        ArmPlan(PLAIN, derive(cfg, neutral, ("spec", "graph", "fault"), device)),
+        ArmPlan(REFERENCE, derive(cfg, neutral, ("graph", "fault"), device)),
         ArmPlan(REQUESTED, cfg),
     )
 

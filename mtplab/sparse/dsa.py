@@ -1,4 +1,4 @@
-"""`sparse=dsa`: DeepSeek sparse attention. I[t, s] = sum_j w[t, j] ReLU(q[t, j] . k[s]); the top k rows are attended."""
+"""`sparse=dsa`: DeepSeek sparse attention. I[t, s] = sum_j w[t, j] ReLU(q[t, j] . k[s]); the best k are attended."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class DsaSelector:
     def score(self, projected: Projected, memory: Memory, layer: int, context: RowContext) -> Tensor:
         """Index scores [T, S] of every position, visible or not."""
         assert projected.index_query is not None and projected.index_weight is not None
-        keys = memory.index_keys(layer, context)
-        scores = torch.relu(torch.bmm(projected.index_query, keys.transpose(1, 2)))
+        query, keys = projected.index_query, memory.index_keys(layer, context)
+        groups = query.reshape(keys.shape[0], -1, query.shape[-1])  # one group if all rows share the keys
+        scores = torch.relu(torch.bmm(groups, keys.transpose(1, 2))).view(*query.shape[:2], -1)
         return torch.bmm(projected.index_weight.unsqueeze(1), scores).squeeze(1)
 
 

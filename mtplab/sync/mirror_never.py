@@ -6,7 +6,7 @@ from mtplab.sync.policy import MirrorPolicy
 
 
 class MirrorNever(MirrorPolicy):
-    """Hooks still mirror where Python runs; after a FULL replay nothing does, and pages are handed over all the same."""
+    """Hooks mirror where Python runs; after a FULL replay nothing does, and pages are handed over all the same."""
 
     def on_layer(self, layer: int) -> None:
         self.mirror.copy((layer,), self.span)

@@ -7,8 +7,8 @@ from mtplab.sync.mirror_after_draft import MirrorAfterDraft
 
 
 class MirrorNextStep(MirrorAfterDraft):
-    """As `mirror_after_draft`, but the copy and the hand-over happen at the top of the next step, before any page of the
-    owing step can be reused.
+    """As `mirror_after_draft`, but the copy and the hand-over happen at the top of the next step, before any page of
+    the owing step can be reused.
     """
 
     def __init__(self) -> None:

@@ -43,6 +43,8 @@ def run_stage(number: str, network: TrainingNetwork, settings: Settings, materia
     stage = settings.stages[number]
     optimizers = build_optimizers(network, stage)
     first = _begin(number, network, optimizers, settings)
+    if first == stage.steps:
+        return
     log.forget(number, first)
     path, started = checkpoint_path(settings, number), time.monotonic()
     tokens_seen = 0

@@ -30,7 +30,7 @@ START_TOKENS = range(8, 15)
 CODE_TOKENS = range(140, 161)
 LONGEST_PROMPT = 189
 LATER_OCCURRENCES = 2
-COMMON = 10  # files that a new name must occur in
+RARE = 40  # a new name occurs in at least one of so many training files
 NEW_NAME_TOKENS = 2  # a new name of more tokens would test spelling rather than looking back
 
 
@@ -66,7 +66,11 @@ def write_prompts(directory: Path, corpus: Corpus, tokenizer: Tokenizer, seed: i
 
 def edit_prompts(corpus: Corpus, tokenizer: Tokenizer, seed: int, count: int = COUNT) -> list[PromptRow]:
     """Half `rename`, half `copy`, in turn."""
-    names = [n for n in corpus.identifiers(least_files=COMMON) if len(tokenizer.encode(" " + n).ids) <= NEW_NAME_TOKENS]
+    names = [
+        n
+        for n in corpus.identifiers(least_files=len(corpus.training) // RARE)
+        if len(tokenizer.encode(" " + n).ids) <= NEW_NAME_TOKENS
+    ]
     rng = random.Random(f"{seed} edit")
     chunks = list(_spread([_chunks(file, tokenizer, CHUNK_TOKENS) for file in corpus.held_out], rng))
     renamed, rest = _take(chunks, count // 2, rng, lambda chunk, rng: _rename(chunk, tokenizer, names, rng))

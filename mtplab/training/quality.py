@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from mtplab.config.locate import assets_directory
 from mtplab.model.config import read_model_config
 from mtplab.training.corpus import SEP, SPECIAL_TOKENS, Corpus
 from mtplab.training.evaluation import SHOWN, accepted
@@ -148,8 +149,10 @@ def acceptance(assets: Path, tokenizer: Tokenizer, seed: int, num_prompts: int, 
     from mtplab.build import run_arm
 
     figures: dict[str, Any] = {"k": DEPTHS, "num_prompts": num_prompts, "seed": seed}
+    own = assets / "prompts"
+    directory = own if own.is_dir() else assets_directory() / "prompts"  # a model trained elsewhere, same prompts
     for workload in ("edit", "code"):
-        rows = pick(read_jsonl(assets / "prompts" / f"{workload}.jsonl", "assets"), num_prompts, seed)
+        rows = pick(read_jsonl(directory / f"{workload}.jsonl", "assets"), num_prompts, seed)
         prompts = [tokenizer.encode(row["prompt"]).ids for row in rows]
         figures[workload] = {}
         for name, options in (("resident", RESIDENT), ("far_draft_rows_foreign", FOREIGN)):

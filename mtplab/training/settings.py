@@ -102,7 +102,7 @@ class Settings:
     seed: int
     threads: int
     dir: str
-    model: str | None
+    model_dir: str | None
     assets: str | None
     tokenizer: str | None
     pairs: int
@@ -124,13 +124,14 @@ class Settings:
     @property
     def model_directory(self) -> Path:
         """Where the `config.json` of the model lies."""
-        return Path(self.model).expanduser() if self.model else assets_directory() / "tiny"
+        return Path(self.model_dir).expanduser() if self.model_dir else assets_directory() / "tiny"
 
     def deciding(self, stage: str) -> dict[str, object]:
-        """What decides the numbers of a stage; a checkpoint made with other settings is not continued."""
+        """What decides a stage's weights; a checkpoint made with other settings is not continued."""
         plain = OmegaConf.to_container(OmegaConf.structured(self))
         assert isinstance(plain, dict)
-        return {"seed": self.seed, "pairs": self.pairs, "stage": plain["stages"][stage]}
+        stages = {number: plain["stages"][number] for number in STAGES if number <= stage}
+        return {"seed": self.seed, "pairs": self.pairs, "stages": stages}
 
 
 def compose_settings(*overrides: str) -> DictConfig:
