@@ -5,31 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
-from mtplab.audit.audit import FullAudit
+from mtplab.audit.audit import Audit, FullAudit, NullAudit
 from mtplab.config.instantiate import instantiate
+from mtplab.config.locate import model_directory
 from mtplab.engine.drafting import Drafting, DraftRunners
 from mtplab.engine.engine import Engine, EngineParts
 from mtplab.engine.margins import GapSelector, MarginProbe
 from mtplab.engine.prepare import InputBuilder
 from mtplab.engine.records import ArmOutcome, GraphCounts, StepRecord
-from mtplab.engine.request import Verified
+from mtplab.engine.request import Request, Verified
 from mtplab.engine.scheduler import Scheduler
 from mtplab.errors import ConfigError
 from mtplab.graphs.graph import Graph
+from mtplab.graphs.runner import Runner
 from mtplab.heads.head import Head, HeadParts
-from mtplab.memory.layout import MemoryLayout
 from mtplab.memory.memory import Memory
 from mtplab.memory.mirror import Mirror
 from mtplab.memory.pages import PageBook
-from mtplab.model.checkpoint import Checkpoint, load_checkpoint, shipped_directory
-from mtplab.model.config import ModelConfig, read_model_config
+from mtplab.model.checkpoint import Checkpoint, load_checkpoint
 from mtplab.model.layers import rope_table
 from mtplab.model.network import Network, TargetNetwork
+from mtplab.sizes import capture_sizes, memory_layout
 from mtplab.sparse.selector import Selector
 from mtplab.sync.policy import Sync
 
@@ -39,10 +39,10 @@ class Arm:
     """A built arm. `capture_seconds` went into graph capture, before the first step."""
 
     engine: Engine
-    audit: FullAudit
+    audit: Audit
     capture_seconds: float
 
-    def outcome(self, requests: Sequence, seconds: float) -> ArmOutcome:
+    def outcome(self, requests: Sequence[Request], seconds: float) -> ArmOutcome:
         parts = self.engine.parts
         runners = [parts.target]
         if parts.drafting is not None:
@@ -88,12 +88,10 @@ def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
     memory, book = Memory(layout), PageBook(layout)
     scheduler = Scheduler(layout, book, head.k, cfg.engine.prefill_chunk)
     layers = tuple(range(layout.layers))
-    target_layers, draft_layers = (
-        layers[: checkpoint.config.num_hidden_layers],
-        layers[checkpoint.config.num_hidden_layers :],
-    )
+    depth = checkpoint.config.num_hidden_layers
+    target_layers, draft_layers = layers[:depth], layers[depth:]
     names = [*(f"target.{i}" for i in target_layers), *head.layer_names]
-    audit = FullAudit(memory, target_layers, draft_layers, names)
+    audit = FullAudit(memory, target_layers, draft_layers, names) if cfg.engine.audit else NullAudit()
 
     def hand_over() -> None:
         for request in scheduler.running:
@@ -122,11 +120,6 @@ def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
     return Arm(Engine(parts), audit, time.perf_counter() - started)
 
 
-def model_directory(cfg: DictConfig) -> Path:
-    """The checkpoint directory that `model.path` names, or the shipped one."""
-    return shipped_directory() if cfg.model.path is None else Path(cfg.model.path)
-
-
 def pick_device(name: str) -> torch.device:
     """`auto` takes CUDA where it is present."""
     if name == "auto":
@@ -134,50 +127,6 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("engine.device", "this machine has no CUDA device", "use engine.device=cpu")
     return torch.device(name)
-
-
-def capture_sizes(k: int, max_requests: int, prefill_chunk: int) -> tuple[int, ...]:
-    """Multiples of 1+k: every decode batch exactly, then in steps of about an eighth up to a full mixed batch."""
-    unit = 1 + k
-    sizes = [unit * n for n in range(1, max_requests + 1)]
-    largest = -(-(prefill_chunk + max_requests * unit) // unit) * unit
-    while sizes[-1] < largest:
-        step = max(sizes[-1] // 4 // unit, 1) * unit
-        sizes.append(min(sizes[-1] + step, largest))
-    return tuple(sizes)
-
-
-def memory_layout(
-    cfg: DictConfig, model: ModelConfig, head: Head, dtype: torch.dtype, device: torch.device
-) -> MemoryLayout:
-    """Sizes of all pools; `pool_pages: null` gives every request a full context, half of it under eviction."""
-    if cfg.engine.context > model.max_position_embeddings:
-        raise ConfigError(
-            "engine.context",
-            f"{cfg.engine.context} exceeds the model's {model.max_position_embeddings} positions",
-            f"set engine.context={model.max_position_embeddings}",
-        )
-    on_host = cfg.sparse.tier == "hisparse"
-    per_request = -(-cfg.engine.context // cfg.memory.page_size)
-    evicts = on_host and cfg.memory.resident_pages is not None
-    automatic = cfg.engine.max_requests * per_request // (2 if evicts else 1) + per_request
-    top_k = cfg.sparse.top_k or 0
-    return MemoryLayout(
-        tier=cfg.sparse.tier,
-        layers=model.num_hidden_layers + head.num_layers,
-        row_width=model.row_width,
-        index_width=model.index_head_dim,
-        page_size=cfg.memory.page_size,
-        context=cfg.engine.context,
-        max_requests=cfg.engine.max_requests,
-        max_rows=capture_sizes(head.k, cfg.engine.max_requests, cfg.engine.prefill_chunk)[-1],
-        pool_pages=cfg.memory.pool_pages or automatic + 1,
-        resident_pages=cfg.memory.resident_pages,
-        hot_size=(cfg.memory.hot_size or (head.k + 2) * top_k) if on_host else 0,
-        plan_width=top_k if on_host else 0,
-        dtype=dtype,
-        device=device,
-    )
 
 
 def _selector(cfg: DictConfig, allow: tuple[str, ...], record_gaps: bool) -> Selector:
@@ -205,8 +154,8 @@ def _runners(
     selector: Selector,
     builder: InputBuilder,
     sync: Sync,
-    audit: FullAudit,
-):
+    audit: Audit,
+) -> tuple[Runner, Drafting | None]:
     layout = memory.layout
     rope = rope_table(checkpoint.config, layout.context, layout.dtype, layout.device)
     layers = tuple(range(checkpoint.config.num_hidden_layers))
@@ -224,6 +173,3 @@ def _runners(
     prefill = strategy.wrap(draft, example, sizes, factory)
     decode = strategy.wrap(draft, example, range(1, layout.max_requests + 1), factory)
     return target, Drafting(head.k, DraftRunners(prefill, decode), builder, sync.inputs, audit)
-
-
-__all__ = ["Arm", "build_arm", "capture_sizes", "memory_layout", "model_directory", "read_model_config", "run_arm"]

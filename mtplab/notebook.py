@@ -10,8 +10,9 @@ import torch
 
 import mtplab
 from mtplab.audit.timeline import Timeline
-from mtplab.build import build_arm, model_directory
+from mtplab.build import build_arm
 from mtplab.config.instantiate import instantiate
+from mtplab.config.locate import model_directory
 from mtplab.runner import RunResult
 from mtplab.workloads.workload import Workload, load_tokenizer
 

@@ -25,7 +25,7 @@ def test_there_are_notebooks() -> None:
 
 
 def test_committed_form(notebook: Path) -> None:
-    """Executed in order, no error, no widget state, no absolute path, cells of at most 12 lines, a question as title."""
+    """Executed in order, no error, no widget state, no absolute path, cells of at most 12 lines, a question first."""
     raw = notebook.read_text(encoding="utf-8")
     cells = json.loads(raw)["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

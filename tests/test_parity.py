@@ -18,14 +18,15 @@ from torch import Tensor
 import mtplab
 from mtplab.bench.hf import load_reference
 from mtplab.bench.parity import LOGIT_TOLERANCE, compare_drafts, compared, decode
-from mtplab.build import build_arm, capture_sizes
+from mtplab.build import build_arm
+from mtplab.config.locate import assets_directory
 from mtplab.graphs.runner import CaptureSizes, Runner
 from mtplab.memory.context import RowContext
 from mtplab.memory.memory import Memory
-from mtplab.model.checkpoint import shipped_directory
 from mtplab.model.config import read_model_config
 from mtplab.model.layers import Projected
 from mtplab.model.network import DraftOutput, TargetOutput
+from mtplab.sizes import capture_sizes
 from mtplab.sparse.dsa import DsaSelector
 
 GAP_TOLERANCE = 1e-5  # relative distance of the k-th and (k+1)-th index score below which a row's selection is open
@@ -36,9 +37,9 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """Every parity holds for a random checkpoint and for the shipped one."""
     if request.param == "random":
         return write_random_model(tmp_path_factory.mktemp("model"))
-    if not (shipped_directory() / "model.safetensors").exists():
+    if not ((assets_directory() / "tiny") / "model.safetensors").exists():
         pytest.skip("the shipped model is not trained yet: mtplab/assets/tiny/model.safetensors is missing")
-    return shipped_directory()
+    return assets_directory() / "tiny"
 
 
 @pytest.fixture(autouse=True)

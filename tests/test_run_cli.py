@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -356,15 +356,16 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_lists_every_group_and_answers_fast(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = []
-    for _ in range(3):
-        started = time.perf_counter()
-        line = [sys.executable, str(ROOT / "scripts" / "run.py"), "--help"]
-        done = subprocess.run(line, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - started)
+def test_help_lists_every_group_and_answers_fast() -> None:
+    def processor_seconds() -> float:  # of finished children: a busy machine does not count
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = processor_seconds()
+    line = [sys.executable, str(ROOT / "scripts" / "run.py"), "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert processor_seconds() - before < 2
     assert "hisparse" in done.stdout and "mirror_next_step" in done.stdout and "resident_pages: 4" in done.stdout
-    assert min(seconds) < 2
 
 
 def test_hydras_own_flags_still_work() -> None:
@@ -376,3 +377,8 @@ def test_importing_mtplab_is_light() -> None:
     heavy = ("torch", "pandas", "wandb", "hydra", "matplotlib")
     code = f"import sys, mtplab; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    [line] = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "-m pytest" in line][:1]
+    assert line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()

@@ -208,7 +208,7 @@ class StoppingLog(TrainingLog):
 
 
 def train(settings: Settings, material: Material, stages: str, log: TrainingLog) -> TrainingNetwork:
-    network = TrainingNetwork(read_model_config(settings.model_directory))
+    network = TrainingNetwork(read_model_config(settings.model_directory), settings.tied)
     for stage in stages:
         run_stage(stage, network, settings, material, log)
     return network

@@ -1,4 +1,4 @@
-"""The audit of one arm: page audit and static-input audit behind the four calls the engine makes."""
+"""The audit of one arm: page audit and static-input audit behind the calls the engine makes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,37 @@ class Audit(Protocol):
     def after_run(self, live: StepInputs, step: int, target: bool) -> None: ...
 
     def end_step(self, step: int) -> Findings: ...
+
+    def memory_counts(self, evicted: int) -> MemoryCounts: ...
+
+    def staleness(self) -> dict[str, Staleness]: ...
+
+    def culprits(self) -> tuple[Culprit, ...]: ...
+
+
+class NullAudit:
+    """`engine.audit=false`: nothing is compared and nothing is counted, so the engine's own cost can be measured."""
+
+    def on_clean(self, pages: Sequence[PageRef]) -> None:
+        pass
+
+    def before_run(self, name: str, runner: Runner, live: StepInputs, step: int) -> None:
+        pass
+
+    def after_run(self, live: StepInputs, step: int, target: bool) -> None:
+        pass
+
+    def end_step(self, step: int) -> Findings:
+        return Findings(0, 0, 0, 0, {}, {})
+
+    def memory_counts(self, evicted: int) -> MemoryCounts:
+        return MemoryCounts(evicted, 0, 0, 0, 0, 0)
+
+    def staleness(self) -> dict[str, Staleness]:
+        return {}
+
+    def culprits(self) -> tuple[Culprit, ...]:
+        return ()
 
 
 class FullAudit:

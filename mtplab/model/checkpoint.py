@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -38,11 +37,6 @@ class Checkpoint:
     norm: RmsNorm
     layers: tuple[LayerWeights, ...]
     mtp: tuple[MtpWeights, ...]
-
-
-def shipped_directory() -> Path:
-    """Directory of the shipped `model=tiny` checkpoint."""
-    return Path(str(resources.files("mtplab") / "assets" / "tiny"))
 
 
 def load_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device, with_index: bool) -> Checkpoint:

@@ -91,8 +91,7 @@ def _replace(tensors: Mapping[str, Tensor], path: Path, header: dict[str, str]) 
     """Write beside the file, then rename: a kill leaves the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata=header
-    )
+    own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}  # shared by none
+    save_file(own, temporary, metadata=header)
     temporary.chmod(0o644)  # safetensors creates private files
     temporary.replace(path)

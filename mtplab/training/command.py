@@ -109,7 +109,7 @@ def train(settings: Settings, stages: list[str]) -> None:
     material = Material(mixture, held_out_set(corpus, tokenizer, rows, settings.seed))
     plain: Any = OmegaConf.to_container(OmegaConf.structured(settings))
     log = TrainingLog(settings.directory, plain, settings.wandb)
-    network, exit_code = TrainingNetwork(config), 1
+    network, exit_code = TrainingNetwork(config, settings.tied), 1
     try:
         for stage in stages:
             run_stage(stage, network, settings, material, log)

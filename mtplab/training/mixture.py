@@ -98,10 +98,18 @@ class Mixture:
         return np.concatenate(parts)[:length]
 
     def _short(self, rng: np.random.Generator, length: int) -> Ids:
-        """As `_repeat`, of at most 39 tokens, in half of the cases code: copying is learned from these first."""
-        size = int(rng.integers(6, 40))
-        unit = self._noise(rng, size) if rng.random() < 0.5 else self._plain(rng, size)
-        return np.resize(np.append(unit, SEP), length)
+        """A string of at most 49 tokens, in half of them code, then stretches of it. Copying is learned here first:
+        stretches rather than wholes, so that no fixed distance gives the next token away.
+        """
+        size = int(rng.integers(6, 50))
+        whole = self._noise(rng, size) if rng.random() < 0.5 else self._plain(rng, size)
+        parts = [whole]
+        while sum(map(len, parts)) < length:
+            start = int(rng.integers(0, size - 3))
+            parts.append(whole[start : int(rng.integers(start + 3, size + 1))])
+            if rng.random() < 0.1:
+                parts.append(np.array([SEP]))
+        return np.concatenate(parts)[:length]
 
     def _noise(self, rng: np.random.Generator, length: int) -> Ids:
         return rng.integers(FIRST_ORDINARY, self._vocab_size, length)

@@ -31,6 +31,7 @@ class Mode(enum.Enum):
     SPARSE = "sparse"  # the rows the indexers choose; indexers are compared with attention over them
 
 
+EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 Observer = Callable[[int, Tensor, Tensor], None]
 """Called in IMITATE and SPARSE mode with layer, attention [B, T, S] (mean over heads) and indexer scores [B, T, S]."""
 
@@ -97,11 +98,14 @@ class TrainingNetwork(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, tied: bool = False) -> None:
+        """`tied` makes embedding and output matrix one parameter (a checkpoint holds both all the same)."""
         super().__init__()
         self.config = config
         self.model = Decoder(config)
         self.lm_head = linear(config.hidden_size, config.vocab_size)
+        if tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
         rope = config.qk_rope_head_dim
         inverse = 1.0 / (config.rope_theta ** (torch.arange(0, rope, 2, dtype=torch.float32) / rope))
         angles = torch.arange(config.max_position_embeddings, dtype=torch.float32)[:, None] * inverse
@@ -203,16 +207,13 @@ class TrainingNetwork(nn.Module):
 
 
 def initialise(network: TrainingNetwork, seed: int) -> None:
-    """Draw all matrices from `seed`: 1/sqrt(fan-in), output projections damped by depth.
-
-    Norms start at one, embeddings are drawn wider (0.5) and output logits narrower (0.02).
-    """
+    """Draw all matrices from `seed`: 1/sqrt(fan-in), output projections damped by depth, embeddings 0.05."""
     generator = torch.Generator().manual_seed(seed)
     damping = (2 * len(network.model.layers)) ** -0.5
     for name, parameter in network.named_parameters():
         if parameter.ndim != 2:
             continue
-        scale = {"model.embed_tokens.weight": 0.5, "lm_head.weight": 0.02}.get(name, parameter.shape[1] ** -0.5)
+        scale = 0.05 if name in EMBEDDINGS else parameter.shape[1] ** -0.5
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             scale *= damping
         nn.init.normal_(parameter, std=scale, generator=generator)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mtplab.training.network import EMBEDDINGS
 from mtplab.training.settings import OptimizerSettings, StageSettings
 
 
@@ -13,7 +14,7 @@ def part_of(name: str, parameter: Tensor) -> str:
     """One of `settings.PARTS`."""
     if ".indexer." in name:
         return "indexers"
-    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+    if name in EMBEDDINGS:
         return "embeddings"
     return "matrices" if parameter.ndim == 2 else "vectors"
 

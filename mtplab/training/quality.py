@@ -168,6 +168,7 @@ def acceptance(assets: Path, tokenizer: Tokenizer, seed: int, num_prompts: int, 
 
 def _byte_lengths(tokenizer: Tokenizer) -> Tensor:
     """Bytes each id stands for: byte-level BPE writes a byte as one character; special tokens are no text."""
-    lengths = [len(tokenizer.id_to_token(number)) for number in range(tokenizer.get_vocab_size())]
-    lengths[: len(SPECIAL_TOKENS)] = [0] * len(SPECIAL_TOKENS)
-    return torch.tensor(lengths)
+    lengths = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.long)
+    for token, number in tokenizer.get_vocab().items():
+        lengths[number] = 0 if token in SPECIAL_TOKENS else len(token)
+    return lengths

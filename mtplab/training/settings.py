@@ -105,6 +105,7 @@ class Settings:
     model_dir: str | None
     assets: str | None
     tokenizer: str | None
+    tied: bool
     pairs: int
     evaluate_every: int
     save_every: int
@@ -131,7 +132,7 @@ class Settings:
         plain = OmegaConf.to_container(OmegaConf.structured(self))
         assert isinstance(plain, dict)
         stages = {number: plain["stages"][number] for number in STAGES if number <= stage}
-        return {"seed": self.seed, "pairs": self.pairs, "stages": stages}
+        return {"seed": self.seed, "pairs": self.pairs, "tied": self.tied, "stages": stages}
 
 
 def compose_settings(*overrides: str) -> DictConfig:
