@@ -10,12 +10,10 @@ Exit code 1 if a claim does not hold.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-README, FIGURE = ROOT / "README.md", ROOT / "notebooks" / "figures" / "collapse.png"
+FIGURE = Path(__file__).resolve().parent.parent / "notebooks" / "figures" / "collapse.png"
 SHOWN = {
     "eager": ("graph=none",),
     "FULL graphs": (),
@@ -49,21 +47,14 @@ def main() -> int:
             print(lines[-1], *(f"  DOES NOT HOLD: {problem}" for problem in wrong), sep="\n", flush=True)
     print(f"{len(lines) - failed} of {len(lines)} claims hold")
     if options.write:
+        from mtplab.results.readme import replace_section
         from mtplab.results.table import incident_table
 
         example = shown[()]
-        replace("claims", "\n".join([HEADER, *lines]))
-        replace("example", f"{incident_table(example.summary)}\n\n{verdict_lines(example.summary)}")
+        replace_section("claims", "\n".join([HEADER, *lines]))
+        replace_section("example", f"{incident_table(example.summary)}\n\n{verdict_lines(example.summary)}")
         draw({label: shown[overrides] for label, overrides in SHOWN.items()})
     return int(failed > 0)
-
-
-def replace(name: str, text: str) -> None:
-    """Put `text` between README's markers `<!-- name: ... -->` and `<!-- end of name -->`."""
-    old = README.read_text(encoding="utf-8")
-    pattern = rf"(<!-- {name}: [^>]*-->\n).*?(<!-- end of {name} -->)"
-    new = re.sub(pattern, lambda match: f"{match[1]}{text}\n{match[2]}", old, flags=re.DOTALL)
-    README.write_text(new, encoding="utf-8")
 
 
 def verdict_lines(summary: dict) -> str:

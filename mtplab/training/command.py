@@ -95,16 +95,19 @@ def perform(settings: Settings) -> None:
 def train(settings: Settings, stages: list[str]) -> None:
     from mtplab.model.config import read_model_config
     from mtplab.training.corpus import read_corpus
-    from mtplab.training.evaluation import held_out_set
+    from mtplab.training.evaluation import DEPTHS, held_out_set
     from mtplab.training.log import TrainingLog
     from mtplab.training.loop import Material, run_stage
     from mtplab.training.mixture import Mixture
     from mtplab.training.network import TrainingNetwork
 
     config = read_model_config(settings.model_directory)
+    rows = max(batch.length for s in settings.stages.values() for phase in s.phases for batch in phase.batches)
+    if rows + DEPTHS > config.max_position_embeddings:
+        problem = f"{rows} rows and {DEPTHS} depths exceed the model's {config.max_position_embeddings} positions"
+        raise ConfigError("stages", problem, f"use lengths of {config.max_position_embeddings - DEPTHS} or less")
     corpus = read_corpus()
     tokenizer = _tokenizer(settings, corpus, config.vocab_size)
-    rows = max(batch.length for s in settings.stages.values() for phase in s.phases for batch in phase.batches)
     mixture = Mixture(corpus, tokenizer, settings.pairs, settings.seed)
     material = Material(mixture, held_out_set(corpus, tokenizer, rows, settings.seed))
     plain: Any = OmegaConf.to_container(OmegaConf.structured(settings))

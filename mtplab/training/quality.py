@@ -26,7 +26,7 @@ from mtplab.training.corpus import SEP, SPECIAL_TOKENS, Corpus
 from mtplab.training.evaluation import SHOWN, accepted
 from mtplab.training.log import rounded
 from mtplab.training.mixture import token_stream
-from mtplab.training.network import Mode, TrainingNetwork
+from mtplab.training.network import EMBEDDINGS, Mode, TrainingNetwork
 from mtplab.training.selection import causal_mask, top_mask
 from mtplab.workloads.reader import read_jsonl
 from mtplab.workloads.workload import load_tokenizer, pick
@@ -60,8 +60,10 @@ class Subject:
 def write_card(assets: Path, corpus: Corpus, seed: int, num_prompts: int, threads: int) -> dict[str, Any]:
     """Measure `assets/tiny` and write its card beside it."""
     directory = assets / "tiny"
-    network = TrainingNetwork(read_model_config(directory)).eval()
-    network.load_state_dict(load_file(directory / "model.safetensors"))
+    weights = load_file(directory / "model.safetensors")
+    tied = torch.equal(*(weights[name] for name in EMBEDDINGS))  # then they count once
+    network = TrainingNetwork(read_model_config(directory), tied).eval()
+    network.load_state_dict(weights)
     tokenizer = load_tokenizer(directory)
     subject = Subject(network, tokenizer, token_stream(corpus.held_out, tokenizer))
     with torch.no_grad():

@@ -1,0 +1,103 @@
+"""Speed beside transformers' generate(use_mtp=True): same weights, same prompts, one run. Parity first.
+
+python scripts/bench.py              # about three minutes
+python scripts/bench.py --write      # also replace the table in README.md
+
+Exit code 1 if outputs differ: no speed is reported then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+ROUNDS = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="for both sides; on a small model one often beats two")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
+    options = parser.parse_args()
+    import torch
+
+    from mtplab.bench.speed import tape_cost
+
+    torch.set_num_threads(options.threads)
+    transformers, single, batched = candidates(options)
+    if not same_outputs(transformers, single):
+        return 1
+    text = "\n".join(report(transformers, single, batched, options.threads, tape_cost()))
+    print(text)
+    if options.write:
+        from mtplab.results.readme import replace_section
+
+        replace_section("bench", text)
+    return 0
+
+
+def candidates(options: argparse.Namespace):
+    """Measure transformers, our single-request arms and our batched arm on the same prompts."""
+    from pathlib import Path
+
+    import mtplab
+    from mtplab.bench.hf import load_reference
+    from mtplab.bench.speed import measure, ours, theirs
+    from mtplab.config.instantiate import instantiate
+    from mtplab.config.locate import model_directory
+    from mtplab.workloads.workload import load_tokenizer
+
+    cfg = mtplab.compose(f"workload.num_prompts={options.prompts}")
+    directory = Path(model_directory(cfg))
+    prompts = [p.tokens for p in instantiate(cfg.workload).load(load_tokenizer(directory), cfg.seed)]
+    new, fast = options.new_tokens, "engine.audit=false"
+    one = ("spec.k=1", "engine.max_requests=1", fast)
+    single = [
+        ours("graph=full sparse=dense", prompts, new, "graph=full", "sparse=dense", *one),
+        ours("graph=none sparse=dense", prompts, new, "graph=none", "sparse=dense", *one),
+        ours("graph=full sparse=dsa", prompts, new, "graph=full", "sparse=dsa", *one),
+        ours("graph=full sparse=hisparse", prompts, new, "graph=full", "sparse=hisparse", *one),
+        ours("graph=full sparse=hisparse, audited", prompts, new, "graph=full", "sparse=hisparse", *one[:2]),
+    ]
+    eight = ("graph=full", "sparse=dense", "spec.k=1", "engine.max_requests=8", fast)
+    batched = ours("graph=full sparse=dense, batch 8", prompts, new, *eight)
+    transformers = theirs(load_reference(directory, index_topk=cfg.engine.context), prompts, new)
+    measure([transformers, *single, batched], ROUNDS)
+    return transformers, single, batched
+
+
+def same_outputs(transformers, single) -> bool:
+    """Both dense arms must emit transformers' tokens."""
+    for arm in single[:2]:
+        wrong = [i for i, (a, b) in enumerate(zip(arm.outputs, transformers.outputs, strict=True)) if a != b]
+        if wrong:
+            print(f"parity is red: {arm.name} differs from transformers on prompts {wrong}; no speed is reported")
+            return False
+    return True
+
+
+def report(transformers, single, batched, threads: int, tape_us: float) -> list[str]:
+    base = transformers.tokens_per_second
+    lines = [
+        f"Parity: green on all prompts. {threads} thread(s) on both sides, k=1, median of {ROUNDS} interleaved rounds, "
+        "prefill included, capture excluded.",
+        "",
+        "| batch | arm | tokens/s | x transformers | step ms | capture s |",
+        "|---|---|---|---|---|---|",
+        f"| 1 | {transformers.name} (dense) | {base:.0f} | 1.0 | | |",
+    ]
+    for batch, arm in [*((1, arm) for arm in single), (8, batched)]:
+        speed = arm.tokens_per_second
+        lines.append(
+            f"| {batch} | {arm.name} | {speed:.0f} | {speed / base:.1f} | {arm.step_ms:.2f} | {arm.capture_seconds:.1f} |"
+        )
+    ratio = single[0].step_ms / single[1].step_ms
+    lines += ["", f"Step time of `graph=full` / `graph=none` (dense, batch 1): {ratio:.2f}. "]
+    lines[-1] += f"Replay of a tape of 300 one-element adds: {tape_us:.2f} microseconds per operator."
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
