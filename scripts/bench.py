@@ -81,8 +81,8 @@ def same_outputs(transformers, single) -> bool:
 def report(transformers, single, batched, threads: int, tape_us: float) -> list[str]:
     base = transformers.tokens_per_second
     lines = [
-        f"Parity: green on all prompts. {threads} thread(s) on both sides, k=1, median of {ROUNDS} interleaved rounds, "
-        "prefill included, capture excluded.",
+        f"Parity: green on all prompts. {threads} thread(s) on both sides, k=1, median of {ROUNDS} interleaved rounds; "
+        + "prefill is included, capture is not.",
         "",
         "| batch | arm | tokens/s | x transformers | step ms | capture s |",
         "|---|---|---|---|---|---|",
@@ -90,9 +90,15 @@ def report(transformers, single, batched, threads: int, tape_us: float) -> list[
     ]
     for batch, arm in [*((1, arm) for arm in single), (8, batched)]:
         speed = arm.tokens_per_second
-        lines.append(
-            f"| {batch} | {arm.name} | {speed:.0f} | {speed / base:.1f} | {arm.step_ms:.2f} | {arm.capture_seconds:.1f} |"
+        cells = (
+            batch,
+            arm.name,
+            f"{speed:.0f}",
+            f"{speed / base:.1f}",
+            f"{arm.step_ms:.2f}",
+            f"{arm.capture_seconds:.1f}",
         )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     ratio = single[0].step_ms / single[1].step_ms
     lines += ["", f"Step time of `graph=full` / `graph=none` (dense, batch 1): {ratio:.2f}. "]
     lines[-1] += f"Replay of a tape of 300 one-element adds: {tape_us:.2f} microseconds per operator."

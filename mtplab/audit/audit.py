@@ -66,6 +66,7 @@ class FullAudit:
         self._target_layers = tuple(target_layers) if memory.host is not None else ()
         self._draft_layers = tuple(draft_layers) if memory.host is not None else ()
         self._pages = PageAudit(memory, names)
+        self._draft = frozenset(names[len(target_layers) :])
         self._static = StaticAudit()
         self._reads_wrong = 0
         self._host_reads = 0
@@ -97,7 +98,9 @@ class FullAudit:
         return self._static.staleness()
 
     def culprits(self) -> tuple[Culprit, ...]:
-        """What was wrong and read, most read first; stale inputs before rows, because inputs decide what rows hold."""
+        """What was wrong and read: stale inputs first, because inputs decide what rows hold; then rows of the target,
+        because the drafter depends on it and the output on nothing else; then the drafter's. Most read first in each.
+        """
         inputs = sorted(self._static.culprits(), key=lambda culprit: -culprit.reads_wrong)
-        rows = sorted(self._pages.culprits(), key=lambda culprit: -culprit.reads_wrong)
+        rows = sorted(self._pages.culprits(), key=lambda culprit: (culprit.layer in self._draft, -culprit.reads_wrong))
         return (*inputs, *rows)

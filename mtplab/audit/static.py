@@ -34,13 +34,14 @@ class StaticAudit:
     def before_run(self, name: str, static: StaticInputs, live: StepInputs, step: int) -> None:
         """`name` is the runner; passes of one runner (`draft_decode.1`, `.2`, ...) are counted together."""
         prefix = name.split(".")[0]
-        view = static.view(live.input_ids.shape[0])
         for field, value in live.items():
             key = f"{prefix}.{field}"
-            found = self.buffers.setdefault(key, BufferFindings())
+            found = self.buffers.get(key)
+            if found is None:
+                found = self.buffers[key] = BufferFindings()
             found.replays += 1
             self.written[key] = static.written[field]
-            buffer = getattr(view, field)
+            buffer = static.buffers[field][: value.shape[0]]
             if torch.equal(buffer, value):
                 continue
             read = int(((buffer != value).reshape(value.shape[0], -1) & _read_mask(field, value, live)).any(1).sum())

@@ -1,1 +1,1 @@
-"""Measurements: our engine beside transformers on the same weights and prompts. Used by tests and `scripts/bench.py`."""
+"""Our engine beside transformers on the same weights and prompts: parity for the tests, speed for `scripts/bench.py`."""

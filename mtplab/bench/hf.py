@@ -58,7 +58,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
-        """Greedy tokens of `generate(use_mtp=True)`: batch 1, one draft per step for each MTP layer of the checkpoint."""
+        """Greedy tokens of `generate(use_mtp=True)`: batch 1, one draft per step for each MTP layer."""
         with _loaded(self.mtp):
             out = self.target.generate(torch.tensor([prompt]), use_mtp=True, do_sample=False, max_new_tokens=new_tokens)
         return out[0, len(prompt) :].tolist()
@@ -101,7 +101,7 @@ def _causal_masks(
 
 @contextmanager
 def _loaded(mtp: MtpModel) -> Iterator[None]:
-    """`generate` reads the MTP weights from disk in every call; hand it the loaded module, so that decoding alone is timed."""
+    """`generate` reads the MTP weights from disk in every call; give it the loaded module, so that only decoding counts."""
 
     class Loaded:
         @staticmethod

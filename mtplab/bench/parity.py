@@ -71,8 +71,9 @@ class Twin:
 
 
 class ComparedRunner:
-    """A target runner whose every forward is repeated by a twin. `selected` (one list for life) holds the twin's choice for the
-    forward that is about to run, per layer [T, top_k]; `worst` is the largest absolute difference of logits so far.
+    """A target runner whose every forward is repeated by a twin; `worst` is the largest difference of logits so far.
+
+    `selected` (one list for life) holds the twin's choice for the forward that is about to run, per layer [T, top_k].
     """
 
     def __init__(self, inner: Runner, scheduler: Scheduler, twin: Twin) -> None:

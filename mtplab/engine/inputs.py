@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -18,8 +19,7 @@ class StepInputs:
 
     input_ids, positions [T] int64; slot_mapping [T] int64 device row, -1 = pad; source_slots [T] int64 host row (the
     row of the indexer key too), -1 = pad; req_id_per_token [T] int32; query_start_loc [B+1] int32, tail = T; seq_lens
-    [B] int32, pad 0; resident_table, source_table [B, pages] int32, 0 = null; request_state_indices [B] int32,
-    -1 = pad.
+    [B] int32, pad 0; resident_table, source_table [B, pages] int32, 0 = null; request_state_indices [B] int32, -1 pad.
     """
 
     input_ids: Tensor
@@ -34,8 +34,8 @@ class StepInputs:
     request_state_indices: Tensor
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        for f in fields(self):
-            yield f.name, getattr(self, f.name)
+        for name in _names(type(self)):
+            yield name, getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ class DraftInputs(StepInputs):
 
     last_token_indices: Tensor
     hidden_states: Tensor
+
+
+@cache
+def _names(kind: type[StepInputs]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 SENTINEL = {"slot_mapping": -1, "source_slots": -1, "request_state_indices": -1}

@@ -56,27 +56,24 @@ class InputBuilder:
         return DraftInputs(**tensors, last_token_indices=self._tensor(own), hidden_states=hidden[:bucket])
 
     def _tensors(self, rows: _RowArrays) -> dict[str, Tensor]:
-        page = self._layout.page_size
-        resident = np.zeros((len(rows.states), self._layout.pages_per_request), np.int32)
-        source = np.zeros_like(resident)
-        used = rows.requests
-        resident[:used] = self._book.resident_table[rows.states[:used]]
-        source[:used] = self._book.source_table[rows.states[:used]]
-        slots = np.full(rows.ids.shape[0], -1, np.int64)
-        sources = np.full(rows.ids.shape[0], -1, np.int64)
-        live = np.flatnonzero(rows.live)
-        owner, position = rows.owner[live], rows.positions[live]
-        slots[live] = resident[owner, position // page].astype(np.int64) * page + position % page
-        sources[live] = source[owner, position // page].astype(np.int64) * page + position % page
-        start = rows.start.copy()
-        start[used + 1 :] = rows.ids.shape[0]
+        used, count = rows.requests, rows.count
+        resident, source = self._book.resident_table[rows.states], self._book.source_table[rows.states]
+        resident[used:] = source[used:] = 0
+        rows.start[used + 1 :] = rows.ids.shape[0]
+        # block tables by the token map, as a kernel would address them
+        size, owner = self._layout.page_size, rows.owner[:count]
+        page, offset = np.divmod(rows.positions[:count], size)
+        slots, sources = np.full((2, rows.ids.shape[0]), -1, np.int64)
+        slots[:count] = resident[owner, page] * size + offset
+        sources[:count] = source[owner, page] * size + offset
+        slots[~rows.live] = sources[~rows.live] = -1
         arrays = {
             "input_ids": rows.ids,
             "positions": rows.positions,
             "slot_mapping": slots,
             "source_slots": sources,
             "req_id_per_token": rows.owner,
-            "query_start_loc": start,
+            "query_start_loc": rows.start,
             "seq_lens": rows.lengths,
             "resident_table": resident,
             "source_table": source,

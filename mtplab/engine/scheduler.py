@@ -81,6 +81,8 @@ class Scheduler:
         return batch
 
     def _admit(self) -> None:
+        if not self.waiting or not self._free_states:
+            return
         reserved = sum(self._still_needed(request) for request in self.running)
         while self.waiting and self._free_states:
             need = self._pages_needed(self.waiting[0])

@@ -22,5 +22,5 @@ def gather_rows_triton(pool: Tensor, rows: Tensor) -> Tensor:
     """pool [R, W] contiguous (device or pinned), rows [M] int64 -> [M, W] on the device of `rows`."""
     width = pool.shape[1]
     out = torch.empty(rows.shape[0], width, dtype=pool.dtype, device=rows.device)
-    _gather_kernel[(rows.shape[0],)](pool, rows, out, width, BLOCK=triton.next_power_of_2(width))
+    _gather_kernel[(rows.shape[0],)](pool, rows, out, width, BLOCK=tl.constexpr(triton.next_power_of_2(width)))
     return out

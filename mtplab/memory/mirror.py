@@ -47,9 +47,11 @@ class Mirror:
         self.handed_over = False
 
     def snapshot(self, slot_mapping: Tensor, source_slots: Tensor) -> RowSpan:
-        """Row span of the live rows; a copy, because draft decode reuses the live slot mapping."""
-        live = slot_mapping >= 0
-        return RowSpan(slot_mapping[live].clone(), source_slots[live].clone())
+        """Row span of the live rows, none without a host; a copy: draft decode reuses the live slot mapping."""
+        if not self.active:
+            return RowSpan(slot_mapping[:0], source_slots[:0])
+        live = (slot_mapping >= 0).nonzero().squeeze(1)
+        return RowSpan(slot_mapping.index_select(0, live), source_slots.index_select(0, live))
 
     def copy(self, layers: tuple[int, ...], span: RowSpan) -> None:
         """Copy the rows of `span` of `layers` to the host pool."""
