@@ -81,8 +81,10 @@ def same_outputs(transformers, single) -> bool:
 def report(transformers, single, batched, threads: int, tape_us: float) -> list[str]:
     base = transformers.tokens_per_second
     lines = [
-        f"Parity: green on all prompts. {threads} thread(s) on both sides, k=1, median of {ROUNDS} interleaved rounds; "
-        + "prefill is included, capture is not.",
+        (
+            f"Parity is green. {threads} thread(s) on both sides, k=1, median of {ROUNDS} rounds, interleaved; "
+            "prefill is included, capture is not."
+        ),
         "",
         "| batch | arm | tokens/s | x transformers | step ms | capture s |",
         "|---|---|---|---|---|---|",

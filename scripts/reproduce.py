@@ -10,6 +10,7 @@ Exit code 1 if a claim does not hold.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -47,10 +48,14 @@ def main() -> int:
             print(lines[-1], *(f"  DOES NOT HOLD: {problem}" for problem in wrong), sep="\n", flush=True)
     print(f"{len(lines) - failed} of {len(lines)} claims hold")
     if options.write:
+        from mtplab.config.locate import assets_directory
+        from mtplab.results.card import card_table
         from mtplab.results.readme import replace_section
         from mtplab.results.table import incident_table
 
         example = shown[()]
+        card = json.loads((assets_directory() / "tiny" / "quality_card.json").read_text(encoding="utf-8"))
+        replace_section("card", card_table(card))
         replace_section("claims", "\n".join([HEADER, *lines]))
         replace_section("example", f"{incident_table(example.summary)}\n\n{verdict_lines(example.summary)}")
         draw({label: shown[overrides] for label, overrides in SHOWN.items()})
