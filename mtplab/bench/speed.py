@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,6 +44,7 @@ def ours(name: str, prompts: Prompts, new_tokens: int, *overrides: str) -> Measu
     cfg = mtplab.compose(*overrides, f"workload.max_new_tokens={new_tokens}")
     with torch.inference_mode():
         arm = build_arm(cfg)
+    arm.engine.parts = replace(arm.engine.parts, eos_token_id=None)  # a fixed number of tokens, as on the other side
     measured = Measured(name, lambda: decode(arm, prompts, new_tokens, measured.steps), arm.capture_seconds)
     return measured
 
@@ -78,12 +79,12 @@ def measure(candidates: Sequence[Measured], rounds: int) -> None:
 
 def tape_cost(operators: int = 300, repeats: int = 200) -> float:
     """Microseconds per operator of a replayed tape of one-element adds, median over replays."""
-    x = torch.zeros(1)
+    x, one = torch.zeros(1), torch.ones(1)
 
     def adds() -> torch.Tensor:
         total = x
         for _ in range(operators):
-            total = total + 1.0
+            total = total + one
         return total
 
     graph = TapeGraph("adds")
