@@ -1,4 +1,4 @@
-"""Our forward against transformers' DeepSeek-V3.2, strategies against each other, the Triton gather against indexing."""
+"""Our forward against transformers' DeepSeek-V3.2, strategies against each other, Triton's gather against indexing."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ class Timeline:
             early = lane == "mirror" and "draft" in what and args[1] is self._unwritten
             if what == DRAFT_PREFILL:
                 self._unwritten = None
-            self.events.append(Event(step, lane, what, *((t - self._first) * 1e3 for t in (begun, ended)), early))
+            start, end = ((moment - self._first) * 1e3 for moment in (begun, ended))
+            self.events.append(Event(step, lane, what, start, end, early))
             return result
 
         setattr(owner, name, recorded)

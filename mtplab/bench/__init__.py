@@ -1,1 +1,1 @@
-"""Our engine beside transformers on the same weights and prompts: parity for the tests, speed for `scripts/bench.py`."""
+"""Our engine beside transformers on the same weights and prompts: parity for tests, speed for `scripts/bench.py`."""

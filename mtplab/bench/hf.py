@@ -60,7 +60,8 @@ class Reference:
     def generate(self, prompt: Sequence[int], new_tokens: int) -> list[int]:
         """Greedy tokens of `generate(use_mtp=True)`: batch 1, one draft per step for each MTP layer."""
         with _loaded(self.mtp):
-            out = self.target.generate(torch.tensor([prompt]), use_mtp=True, do_sample=False, max_new_tokens=new_tokens)
+            target: Any = self.target  # transformers' own annotations do not fit each other
+            out = target.generate(torch.tensor([prompt]), use_mtp=True, do_sample=False, max_new_tokens=new_tokens)
         return out[0, len(prompt) :].tolist()
 
 
@@ -87,7 +88,7 @@ def _causal_masks(
     self: MtpModel, layer_idx: int, inputs_embeds: Tensor, mtp_cache: MtpCache, position_ids: Tensor
 ) -> dict[str, Tensor]:
     """`MtpModel.create_masks_for_mtp_layer` for layers of type `indexed_attention`, as the main model masks them."""
-    mask = create_causal_mask(
+    mask: Any = create_causal_mask(
         config=self.config,
         inputs_embeds=inputs_embeds,
         attention_mask=None,
@@ -101,7 +102,7 @@ def _causal_masks(
 
 @contextmanager
 def _loaded(mtp: MtpModel) -> Iterator[None]:
-    """`generate` reads the MTP weights from disk in every call; give it the loaded module, so that only decoding counts."""
+    """`generate` reads the MTP weights from disk in every call; give it the loaded one: only decoding counts."""
 
     class Loaded:
         @staticmethod

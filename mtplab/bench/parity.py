@@ -7,7 +7,8 @@ runner is wrapped, and transformers sees the same rows with a cache of its own p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any, replace
 
 import torch
 from torch import Tensor
@@ -54,7 +55,8 @@ class Twin:
         self._target = reference.target
         self._caches: dict[int, DynamicCache] = {}
         self._selected: list[Tensor] = []
-        for layer in self._target.model.layers:
+        layers: Any = self._target.model.layers
+        for layer in layers:
             layer.self_attn.indexer.register_forward_hook(lambda _, __, chosen: self._selected.append(chosen[0]))
 
     def forward(self, rows: RequestRows) -> tuple[Tensor, list[Tensor]]:
