@@ -7,8 +7,8 @@ runner is wrapped, and transformers sees the same rows with a cache of its own p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
