@@ -25,7 +25,7 @@ class SharedArms:
     """`run_arm`, but eager arms on the device, which every claim needs, are run once per selector."""
 
     def __init__(self) -> None:
-        self._done: dict[tuple[Any, ...], ArmOutcome] = {}
+        self._done: dict[tuple[Any, ...], tuple[ArmOutcome, list[StepRecord]]] = {}
 
     def __call__(
         self,
@@ -38,8 +38,12 @@ class SharedArms:
             return run_arm(cfg, prompts, on_step, record_margins)
         key = (cfg.spec.name, cfg.sparse.selector["_target_"], record_margins)
         if key not in self._done:
-            self._done[key] = run_arm(cfg, prompts, on_step, record_margins)
-        return self._done[key]
+            records: list[StepRecord] = []
+            self._done[key] = run_arm(cfg, prompts, records.append, record_margins), records
+        outcome, records = self._done[key]
+        for record in records:
+            on_step(record)
+        return outcome
 
 
 @pytest.fixture(scope="module")
