@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -40,29 +41,26 @@ def record_step(*overrides: str, after: int) -> pd.DataFrame:
 def explore_length(results: Mapping[str, RunResult]) -> ipywidgets.VBox:
     """Accepted length over steps with controls for the runs shown and the width of the running mean."""
     import ipywidgets
-    import matplotlib.pyplot as plt
-    from IPython.display import clear_output
+    from matplotlib.figure import Figure
 
     from mtplab.plots.compare import compare_length
 
     runs = ipywidgets.SelectMultiple(options=list(results), value=list(results), description="runs", rows=len(results))
     window = ipywidgets.IntSlider(value=9, min=1, max=25, step=2, description="window")
     summary = ipywidgets.Label()
-    figure = ipywidgets.Output()
+    picture = ipywidgets.Image(format="png")
 
     def redraw(_: object = None) -> None:
         chosen = {label: results[label] for label in runs.value}
         lengths = [f"{label} {r.arm()['mean_acceptance_length']:.2f}" for label, r in chosen.items()]
         summary.value = f"AL: {', '.join(lengths) or 'choose a run'}; running mean of {window.value} steps"
-        with figure:
-            clear_output(wait=True)
-            if chosen:
-                drawn, axes = plt.subplots(figsize=(8.5, 4.2))
-                compare_length(chosen, axes, window.value)
-                plt.show(drawn)
-                plt.close(drawn)
+        if chosen:
+            figure, png = Figure(figsize=(8.5, 4.2), layout="constrained"), io.BytesIO()
+            compare_length(chosen, figure.add_subplot(), window.value)
+            figure.savefig(png, format="png", dpi=90)
+            picture.value = png.getvalue()
 
     runs.observe(redraw, "value")
     window.observe(redraw, "value")
     redraw()
-    return ipywidgets.VBox([ipywidgets.HBox([runs, window]), summary, figure])
+    return ipywidgets.VBox([ipywidgets.HBox([runs, window]), summary, picture])
