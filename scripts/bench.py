@@ -1,36 +1,46 @@
 """Speed beside transformers' generate(use_mtp=True): same weights, same prompts, one run. Parity first.
 
-python scripts/bench.py              # about three minutes
-python scripts/bench.py --write      # also replace the table in README.md
+python scripts/bench.py                             # one to two minutes
+python scripts/bench.py --json runs/bench.jsonl     # also append the figures as JSON lines
+python scripts/bench.py --write                     # also replace the table in README.md
 
-Exit code 1 if outputs differ: no speed is reported then.
+Exit code 1 where parity fails: no speed is reported then.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mtplab.bench.suite import Suite
 
 ROUNDS = 5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1, help="for both sides; on a small model one often beats two")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
-    options = parser.parse_args()
+    options = arguments()
     import torch
 
-    from mtplab.bench.speed import tape_cost
+    from mtplab.bench.suite import Suite
 
     torch.set_num_threads(options.threads)
-    transformers, single, batched = candidates(options)
-    if not same_outputs(transformers, single):
-        return 1
-    text = "\n".join(report(transformers, single, batched, options.threads, tape_cost()))
+    suite = Suite(*inputs(options), options.new_tokens)
+    parity = suite.parity()
+    if not parity.green:
+        return refuse(str(parity))
+    print(f"Parity is green: {parity}.", flush=True)
+    suite.run(options.rounds)
+    wrong = suite.wrong_outputs()
+    if wrong:
+        return refuse("; ".join(wrong))
+    text = "\n".join(report(suite, options))
     print(text)
+    if options.json:
+        append(suite, options)
     if options.write:
         from mtplab.results.readme import replace_section
 
@@ -38,77 +48,60 @@ def main() -> int:
     return 0
 
 
-def candidates(options: argparse.Namespace):
-    """Measure transformers, our single-request arms and our batched arm on the same prompts."""
-    from pathlib import Path
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="for both sides; on a small model one often beats two")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--model", type=Path, help="a checkpoint directory with a tokenizer; default: the shipped one")
+    parser.add_argument("--json", type=Path, help="append one JSON line per arm to this file")
+    parser.add_argument("--write", action="store_true", help="replace the table in README.md")
+    return parser.parse_args()
 
+
+def inputs(options: argparse.Namespace) -> tuple[Path, list[tuple[int, ...]]]:
+    """Checkpoint directory and prompts of the default workload."""
     import mtplab
-    from mtplab.bench.hf import load_reference
-    from mtplab.bench.speed import measure, ours, theirs
     from mtplab.config.instantiate import instantiate
     from mtplab.config.locate import model_directory
     from mtplab.workloads.workload import load_tokenizer
 
     cfg = mtplab.compose(f"workload.num_prompts={options.prompts}")
-    directory = Path(model_directory(cfg))
-    prompts = [p.tokens for p in instantiate(cfg.workload).load(load_tokenizer(directory), cfg.seed)]
-    new = options.new_tokens
-    # transformers' cache grows with the text; ours is captured for a context, so it gets the one these prompts need
-    context = -(-(max(map(len, prompts)) + new + 2) // 16) * 16
-    sized = ("spec.k=1", f"engine.context={context}")
-    one = (*sized, "engine.max_requests=1", "engine.audit=false")
-    healed = ("graph=full", "sparse=hisparse", "sync=mirror_next_step")
-    single = [
-        ours("graph=full sparse=dense", prompts, new, "graph=full", "sparse=dense", *one),
-        ours("graph=none sparse=dense", prompts, new, "graph=none", "sparse=dense", *one),
-        ours("graph=full sparse=dsa", prompts, new, "graph=full", "sparse=dsa", *one),
-        ours("graph=full sparse=hisparse", prompts, new, *healed, *one),
-        ours("graph=full sparse=hisparse, audited", prompts, new, *healed, *one[:-1]),
+    directory = options.model or Path(model_directory(cfg))
+    return directory, [p.tokens for p in instantiate(cfg.workload).load(load_tokenizer(directory), cfg.seed)]
+
+
+def refuse(reason: str) -> int:
+    print(f"parity is red, no speed is reported: {reason}", file=sys.stderr)
+    return 1
+
+
+def report(suite: Suite, options: argparse.Namespace) -> list[str]:
+    from mtplab.bench.speed import tape_cost
+    from mtplab.bench.suite import markdown
+
+    conditions = (
+        f"Parity is green. {options.threads} thread(s) on both sides, k=1, {options.new_tokens} tokens for each of "
+        f"{options.prompts} prompts, context {suite.context}, median of {options.rounds} interleaved rounds; prefill "
+        "is included, capture is not."
+    )
+    notes = [
+        f"Step time of `graph=full` / `graph=none` (dense, batch 1): {suite.full.step_ms / suite.eager.step_ms:.2f}",
+        f"the audit adds {suite.audited.step_ms / suite.hisparse.step_ms - 1:.0%} to a step",
+        f"replay of a tape of 300 one-element adds: {tape_cost():.2f} microseconds per operator",
+        suite.by_threads((1, 2)),
     ]
-    eight = (*sized, "engine.max_requests=8", "engine.audit=false")
-    batched = ours("graph=full sparse=dense, batch 8", prompts, new, "graph=full", "sparse=dense", *eight)
-    transformers = theirs(load_reference(directory, index_topk=cfg.engine.context), prompts, new)
-    measure([transformers, *single, batched], ROUNDS)
-    return transformers, single, batched
+    return [conditions, "", *markdown(suite.rows()), "", f"{'; '.join(notes)}."]
 
 
-def same_outputs(transformers, single) -> bool:
-    """Both dense arms must emit transformers' tokens."""
-    for arm in single[:2]:
-        wrong = [i for i, (a, b) in enumerate(zip(arm.outputs, transformers.outputs, strict=True)) if a != b]
-        if wrong:
-            print(f"parity is red: {arm.name} differs from transformers on prompts {wrong}; no speed is reported")
-            return False
-    return True
+def append(suite: Suite, options: argparse.Namespace) -> None:
+    from dataclasses import asdict
 
-
-def report(transformers, single, batched, threads: int, tape_us: float) -> list[str]:
-    base = transformers.tokens_per_second
-    lines = [
-        (
-            f"Parity is green. {threads} thread(s) on both sides, k=1, median of {ROUNDS} rounds, interleaved; "
-            "prefill is included, capture is not."
-        ),
-        "",
-        "| batch | arm | tokens/s | x transformers | step ms | capture s |",
-        "|---|---|---|---|---|---|",
-        f"| 1 | {transformers.name} (dense) | {base:.0f} | 1.0 | | |",
-    ]
-    for batch, arm in [*((1, arm) for arm in single), (8, batched)]:
-        speed = arm.tokens_per_second
-        cells = (
-            batch,
-            arm.name,
-            f"{speed:.0f}",
-            f"{speed / base:.1f}",
-            f"{arm.step_ms:.2f}",
-            f"{arm.capture_seconds:.1f}",
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    ratio = single[0].step_ms / single[1].step_ms
-    lines += ["", f"Step time of `graph=full` / `graph=none` (dense, batch 1): {ratio:.2f}. "]
-    lines[-1] += f"Replay of a tape of 300 one-element adds: {tape_us:.2f} microseconds per operator."
-    return lines
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    common = {"threads": options.threads, "new_tokens": options.new_tokens, "context": suite.context}
+    with options.json.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(row) | common) + "\n" for row in suite.rows())
 
 
 if __name__ == "__main__":

@@ -88,19 +88,13 @@ class PageAudit:
         return (self._memory.host.layers[index].index_select(0, host_rows) != device).any(1)
 
     def _reads_wrong(self, live: StepInputs, layer: int) -> int:
-        rows = live.slot_mapping.shape[0]
-        context = self._memory.context(live)
-        positions = self._memory.plan_positions[layer][:rows].to(torch.int64)
-        from_hot = self._memory.plan_rows[layer][:rows] >= self._memory.pool.hot_base
-        flat = context.request.unsqueeze(1) * context.span + positions.clamp(min=0)
-        host = context.host.index_select(0, flat.flatten()).view_as(positions)
-        read = (positions >= 0) & from_hot & (host >= 0) & (live.slot_mapping >= 0).unsqueeze(1)
-        count = int(
-            self._wrong[layer]
-            .index_select(0, host.clamp(min=0).flatten().cpu())
-            .view_as(host)
-            .logical_and(read.cpu())
-            .sum()
-        )
+        rows, size = live.slot_mapping.shape[0], self._memory.layout.page_size
+        positions, device_rows = self._memory.plan_positions[layer][:rows], self._memory.plan_rows[layer][:rows]
+        read = (device_rows >= self._memory.pool.hot_base) & (positions >= 0) & (live.slot_mapping >= 0).unsqueeze(1)
+        row, column = read.nonzero().unbind(1)
+        position = positions[row, column]
+        page = live.source_table[live.req_id_per_token[row], position // size]
+        host = torch.where(page > 0, page * size + position % size, -1).cpu()
+        count = int(self._wrong[layer][host[host >= 0]].sum())
         self.layers[layer].reads_wrong += count
         return count

@@ -164,6 +164,48 @@ def compare_drafts(drafted: Sequence[Drafted], reference: Reference) -> DraftPar
     return DraftParity(compared, near, different)
 
 
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """Rows of logits compared with their largest difference, and the drafts made on the way."""
+
+    rows: int
+    worst: float
+    drafts: DraftParity
+
+    @property
+    def green(self) -> bool:
+        return self.worst < LOGIT_TOLERANCE and self.drafts.different == 0 and self.drafts.compared > 0
+
+    def __str__(self) -> str:
+        drafts = self.drafts
+        return (
+            f"{self.rows} rows of logits, largest difference {self.worst:.1e} (tolerance {LOGIT_TOLERANCE:.0e}); "
+            f"{drafts.compared} draft tokens equal, {drafts.near_ties} after a near-tie, {drafts.different} different"
+        )
+
+
+def check_parity(arm: Arm, reference: Reference, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> ParityReport:
+    """Decode `prompts` with every target forward and every draft compared."""
+    engine, runner = compared(arm, reference)
+    drafted = decode(engine, prompts, max_new_tokens)
+    return ParityReport(runner.rows, runner.worst, compare_drafts(drafted, reference))
+
+
+def first_difference(
+    reference: Reference, prompt: Sequence[int], theirs: Sequence[int], ours: Sequence[int]
+) -> str | None:
+    """Where two greedy continuations part, unless transformers' two best logits nearly tie there."""
+    if list(theirs) == list(ours):
+        return None
+    pairs = enumerate(zip(theirs, ours, strict=False))
+    position = next((i for i, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
+    best = reference.logits([*prompt, *theirs[:position]])[-1].topk(2).values
+    margin = float(best[0] - best[1])
+    if margin < MARGIN_TOLERANCE and position < min(len(theirs), len(ours)):
+        return None
+    return f"outputs part at token {position}, where the logit margin is {margin:.1e}"
+
+
 def _scatter(live: StepInputs, seen: Sequence[RequestRows], chosen: Sequence[Tensor]) -> Tensor:
     """Selections of several requests as one tensor [T, widest]; padded rows select nothing."""
     width = max(positions.shape[1] for positions in chosen)

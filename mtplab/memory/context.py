@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mtplab.engine.inputs import StepInputs
+from mtplab.memory.hot_frame import HotConstants, HotFrame, hot_frame
 from mtplab.memory.layout import MemoryLayout
 
 NEVER = -1e30  # added to the score of a slot that is not used: exp() of it is exactly 0
@@ -35,6 +36,7 @@ class RowContext:
     span: int
     device_sink: int = -1
     key_sink: int = -1
+    hot: HotConstants | None = None
 
     def bias(self, positions: Tensor) -> Tensor:
         """Score bias [T, 1, N] of selected positions [T, N]: `NEVER` where a slot is unused (-1), else 0."""
@@ -53,6 +55,21 @@ class RowContext:
         """Indexer-key rows [T, S] of every position of each row's request; [1, S] if there is one request only."""
         rows = _or_sink(self.host, self.key_sink).view(-1, self.span)
         return rows if rows.shape[0] == 1 else rows.index_select(0, self.request)
+
+    @cached_property
+    def hot_frame(self) -> HotFrame:
+        """What the resolver needs, tier `hisparse` only."""
+        assert self.hot is not None
+        return hot_frame(self.resident, self.host, self.request, self.state, self.hot)
+
+    @cached_property
+    def written_tags(self) -> Tensor:
+        """Host rows written now, [host rows + 1] bool by row + 1; entry 0 (padded rows, empty tags) is False."""
+        assert self.hot is not None
+        written = torch.zeros(self.hot.host_sink + 2, dtype=torch.bool, device=self.source.device)
+        written.index_fill_(0, self.source + 1, True)
+        written[0].fill_(False)
+        return written
 
     @cached_property
     def _resident_or_sink(self) -> Tensor:
@@ -87,8 +104,9 @@ def _bias(positions: Tensor) -> Tensor:
 class RowContexts:
     """Builds the `RowContext` of a forward; holds the constants it needs."""
 
-    def __init__(self, layout: MemoryLayout, device_sink: int, key_sink: int) -> None:
+    def __init__(self, layout: MemoryLayout, device_sink: int, key_sink: int, hot: HotConstants | None) -> None:
         self._sinks = (device_sink, key_sink)
+        self._hot = hot
         self._span = layout.pages_per_request * layout.page_size
         self._positions = torch.arange(self._span, device=layout.device)
         self._order = torch.arange(layout.max_rows, dtype=torch.int32, device=layout.device)
@@ -114,6 +132,7 @@ class RowContexts:
             inputs.request_state_indices.to(torch.int64),
             self._span,
             *self._sinks,
+            self._hot,
         )
 
 

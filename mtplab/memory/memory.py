@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mtplab.engine.inputs import StepInputs
 from mtplab.memory.context import RowContext, RowContexts
+from mtplab.memory.hot_frame import HotConstants
 from mtplab.memory.layout import MemoryLayout
 from mtplab.memory.pools import HostPool, HotBuffer, IndexKeys, PagedPool, masked_write
 from mtplab.memory.resolver import ResolverState, resolve
@@ -21,7 +22,8 @@ class Memory:
         self.keys = IndexKeys(layout)
         self.host = HostPool(layout) if layout.on_host else None
         self.hot = HotBuffer(layout) if layout.on_host else None
-        self._contexts = RowContexts(layout, self.pool.sink, self.keys.sink)
+        constants = HotConstants.of(layout, self.pool.hot_base, self.pool.sink) if layout.on_host else None
+        self._contexts = RowContexts(layout, self.pool.sink, self.keys.sink, constants)
         layers = range(layout.layers if layout.on_host else 0)
         shape = (layout.max_rows, layout.plan_width)
         self.plan_positions = [torch.full(shape, -1, dtype=torch.int32, device=layout.device) for _ in layers]
@@ -37,7 +39,7 @@ class Memory:
         if index_key is not None:
             masked_write(self.keys.layers[layer], context.source, index_key)
         if self.hot is not None:
-            self._invalidate(self.hot.tags[layer], context.source)
+            self._invalidate(self.hot.tags[layer], context.written_tags)
 
     def index_keys(self, layer: int, context: RowContext) -> Tensor:
         """Indexer keys [T, S, d] of every position of each row's request; [1, S, d] if there is one request only."""
@@ -52,7 +54,7 @@ class Memory:
         if self.hot is None:
             rows = context.device_rows(positions)
         else:
-            rows = resolve(self.resolver_state(layer), positions, context)
+            rows = resolve(self.resolver_state(layer), positions, context.hot_frame)
             self.plan_positions[layer][: rows.shape[0]].copy_(positions)
             self.plan_rows[layer][: rows.shape[0]].copy_(rows)
         return self.pool.layers[layer].index_select(0, rows.flatten()).view(*rows.shape, -1)
@@ -65,14 +67,8 @@ class Memory:
             tags=self.hot.tags[layer],
             lru=self.hot.lru[layer],
             counts=self.counts[layer],
-            hot_base=self.pool.hot_base,
         )
 
-    def _invalidate(self, tags: Tensor, source: Tensor) -> None:
-        """A written position leaves no tag behind (I6): drop every tag that names a host row written now."""
-        assert self.host is not None
-        written = torch.zeros(self.host.sink + 1, dtype=torch.bool, device=tags.device)
-        written.index_fill_(0, torch.where(source >= 0, source, self.host.sink), True)
-        written[self.host.sink].fill_(False)
-        held = torch.where(tags >= 0, tags, self.host.sink)
-        tags.masked_fill_(written.index_select(0, held.flatten()).view_as(tags), -1)
+    def _invalidate(self, tags: Tensor, written: Tensor) -> None:
+        """A written position leaves no tag behind (I6): drop every tag of a host row in `written` (by row + 1)."""
+        tags.masked_fill_(written.index_select(0, (tags + 1).flatten()).view_as(tags), -1)

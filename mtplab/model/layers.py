@@ -20,49 +20,47 @@ from mtplab.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * w over n entries, written x / hypot(|x|, sqrt(n eps)) * (sqrt(n) w): four operators.
+    """x / sqrt(mean(x^2) + eps) * w over n entries, written x / hypot(|x|, sqrt(n eps)) * (sqrt(n) w).
 
-    gain [n] = sqrt(n) w; floor [] = sqrt(n eps).
+    gain [n] = sqrt(n) w; floor [] = sqrt(n eps). Where a matrix follows, the gain is folded into it and `unit` remains.
     """
 
     gain: Tensor
     floor: Tensor
 
-    @classmethod
-    def of(cls, weight: Tensor, eps: float) -> RmsNorm:
-        width = weight.shape[-1]
-        floor = torch.tensor((width * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
-        return cls(weight * width**0.5, floor)
-
     def __call__(self, x: Tensor) -> Tensor:
-        return x / self._length(x) * self.gain
+        return unit(x, self.floor) * self.gain
 
-    def in_place(self, x: Tensor) -> None:
-        x.div_(self._length(x)).mul_(self.gain)
 
-    def _length(self, x: Tensor) -> Tensor:
-        return torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+def unit(x: Tensor, floor: Tensor) -> Tensor:
+    return x / length(x, floor)
+
+
+def length(x: Tensor, floor: Tensor) -> Tensor:
+    """sqrt(|x|^2 + floor^2) over the last dimension, kept as 1."""
+    return torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Every matrix is stored [in, out]; projections of the same input are stacked, so that one
-    matmul serves them all. Rope entries are interleaved pairs, so that a rotation is one complex product.
+    """One decoder layer. Every matrix is stored [in, out] and carries the gain of the norm before it; projections of
+    one input are stacked, so that one matmul serves them all. Rope entries are interleaved pairs, so that a rotation
+    is one complex product.
 
     in_proj [D, W + q_lora (+ d + index heads)]: KV row, query latent, indexer key and head weights;
     q_proj [q_lora, H * W (+ index heads * d)]: scaled query in latent space (the key half of `kv_b_proj` absorbed),
-    indexer query; o_proj [H * L, D] (the value half absorbed); gate_up [D, 2 * intermediate]; down [intermediate, D].
+    indexer query; o_proj [H * L, D] (the value half absorbed); gate_up [D, 2 * intermediate]; down [intermediate, D];
+    floor, q_floor, kv_floor []: of the norms of hidden states, query latent, KV latent.
     """
 
-    input_norm: RmsNorm
     in_proj: Tensor
-    q_norm: RmsNorm
-    kv_norm: RmsNorm
     q_proj: Tensor
     o_proj: Tensor
-    post_norm: RmsNorm
     gate_up: Tensor
     down: Tensor
+    floor: Tensor
+    q_floor: Tensor
+    kv_floor: Tensor
     index_norm_weight: Tensor
     index_norm_bias: Tensor
 
@@ -104,11 +102,11 @@ class Projected:
 def project(w: LayerWeights, c: ModelConfig, hidden: Tensor, turn: Tensor, with_index: bool) -> Projected:
     """Everything before attention: norms, query, KV row, indexer projections of hidden [T, D]; turn [T, 1, R / 2]."""
     latent, width, heads = c.kv_lora_rank, c.row_width, c.num_attention_heads
-    x = w.input_norm(hidden) @ w.in_proj
+    x = unit(hidden, w.floor) @ w.in_proj
     row, after = x[:, :width], width + c.q_lora_rank
-    w.kv_norm.in_place(row[:, :latent])
+    row[:, :latent].div_(length(row[:, :latent], w.kv_floor))
     rotate(row[:, None, latent:], turn)
-    q = w.q_norm(x[:, width:after]) @ w.q_proj
+    q = unit(x[:, width:after], w.q_floor) @ w.q_proj
     query = q[:, : heads * width].unflatten(1, (heads, width))
     rotate(query[..., latent:], turn)
     if not with_index:
@@ -137,5 +135,5 @@ def attend(query: Tensor, rows: Tensor, bias: Tensor, latent: int) -> Tensor:
 def finish(w: LayerWeights, hidden: Tensor, attended: Tensor) -> Tensor:
     """Everything after attention: output projection, residual, dense SwiGLU MLP."""
     hidden = hidden + attended @ w.o_proj
-    gate, up = (w.post_norm(hidden) @ w.gate_up).chunk(2, -1)
+    gate, up = (unit(hidden, w.floor) @ w.gate_up).chunk(2, -1)
     return hidden + (F.silu(gate) * up) @ w.down

@@ -17,7 +17,7 @@ from mtplab.engine.inputs import DraftInputs, StepInputs
 from mtplab.memory.context import RowContext
 from mtplab.memory.memory import Memory
 from mtplab.model.checkpoint import Checkpoint
-from mtplab.model.layers import LayerWeights, Projected, RopeTable, attend, finish, project
+from mtplab.model.layers import LayerWeights, Projected, RopeTable, attend, finish, project, unit
 from mtplab.sparse.selector import Selector
 
 LayerHook = Callable[[int], None]
@@ -144,8 +144,8 @@ class MtpNetwork(Decoder):
     def embed(self, inputs: StepInputs) -> Tensor:
         assert isinstance(inputs, DraftInputs)
         w = self._checkpoint.mtp[0]
-        token = w.enorm(self._checkpoint.embed.index_select(0, inputs.input_ids))
-        return torch.cat([token, w.hnorm(inputs.hidden_states)], -1) @ w.eh_proj
+        token = self._checkpoint.embed.index_select(0, inputs.input_ids)
+        return torch.cat([unit(token, w.floor), unit(inputs.hidden_states, w.floor)], -1) @ w.eh_proj
 
     def output(self, hidden: Tensor, inputs: StepInputs) -> DraftOutput:
         assert isinstance(inputs, DraftInputs)
