@@ -20,6 +20,7 @@ from mtplab.engine.records import ArmOutcome, GraphCounts, StepRecord
 from mtplab.engine.request import Request, Verified
 from mtplab.engine.scheduler import Scheduler
 from mtplab.errors import ConfigError
+from mtplab.faults.fault import Fault, Site
 from mtplab.graphs.graph import Graph
 from mtplab.graphs.runner import Runner
 from mtplab.heads.head import Head, HeadParts
@@ -29,7 +30,7 @@ from mtplab.memory.pages import PageBook
 from mtplab.model.checkpoint import Checkpoint, load_checkpoint
 from mtplab.model.layers import rope_table
 from mtplab.model.network import Network, TargetNetwork
-from mtplab.sizes import capture_sizes, memory_layout
+from mtplab.sizes import capture_batches, capture_sizes, memory_layout
 from mtplab.sparse.selector import Selector
 from mtplab.sync.policy import Sync
 
@@ -77,19 +78,27 @@ def run_arm(
         return arm.outcome(requests, time.perf_counter() - started)
 
 
-def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
-    """Load the model, lay out the memory, capture the graphs. Call it under `torch.inference_mode()`."""
+def build_arm(cfg: DictConfig, record_margins: bool = False, around: Callable[[Fault], Fault] | None = None) -> Arm:
+    """Load the model, lay out the memory, capture the graphs. Call it under `torch.inference_mode()`.
+
+    `around` may put something around the configured fault: the interventions of an attribution.
+    """
     allow = tuple(cfg.allow_targets)
     dtype, device = getattr(torch, cfg.engine.dtype), pick_device(cfg.engine.device)
     head: Head = instantiate(cfg.spec, allow)
     selector = _selector(cfg, allow, record_margins)
     checkpoint = load_checkpoint(model_directory(cfg), dtype, device, selector.needs_index)
     layout = memory_layout(cfg, checkpoint.config, head, dtype, device)
-    memory, book = Memory(layout), PageBook(layout)
+    book = PageBook(layout)
     scheduler = Scheduler(layout, book, head.k, cfg.engine.prefill_chunk)
     layers = tuple(range(layout.layers))
     depth = checkpoint.config.num_hidden_layers
     target_layers, draft_layers = layers[:depth], layers[depth:]
+    fault: Fault = instantiate(cfg.fault, allow)
+    if around is not None:
+        fault = around(fault)
+    fault.bind(Site(head.k, layout, target_layers, draft_layers))
+    memory = fault.memory(Memory(layout))
     names = [*(f"target.{i}" for i in target_layers), *head.layer_names]
     audit = FullAudit(memory, target_layers, draft_layers, names) if cfg.engine.audit else NullAudit()
 
@@ -97,12 +106,14 @@ def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
         for request in scheduler.running:
             audit.on_clean(book.hand_over(request.state, request.num_computed))
 
-    mirror = Mirror(memory, target_layers, draft_layers, hand_over)
-    sync = Sync(cfg.sync.name, instantiate(cfg.sync.mirror, allow), instantiate(cfg.sync.inputs, allow))
+    mirror = fault.mirror(Mirror(memory, target_layers, draft_layers, hand_over, audit.on_copy))
+    inputs = fault.inputs(instantiate(cfg.sync.inputs, allow))
+    sync = Sync(cfg.sync.name, instantiate(cfg.sync.mirror, allow), inputs)
     sync.mirror.bind(mirror)
     builder = InputBuilder(layout, book)
     started = time.perf_counter()
-    target, drafting = _runners(cfg, allow, head, checkpoint, memory, selector, builder, sync, audit)
+    broken = fault.selector(selector)
+    target, drafting = _runners(cfg, allow, head, checkpoint, memory, broken, builder, sync, audit, fault)
     parts = EngineParts(
         target=target,
         drafting=drafting,
@@ -117,7 +128,7 @@ def build_arm(cfg: DictConfig, record_margins: bool = False) -> Arm:
         probe=MarginProbe(selector) if record_margins else None,
         eos_token_id=checkpoint.config.eos_token_id,
     )
-    return Arm(Engine(parts), audit, time.perf_counter() - started)
+    return Arm(Engine(fault.engine(parts)), audit, time.perf_counter() - started)
 
 
 def pick_device(name: str) -> torch.device:
@@ -155,21 +166,23 @@ def _runners(
     builder: InputBuilder,
     sync: Sync,
     audit: Audit,
+    fault: Fault,
 ) -> tuple[Runner, Drafting | None]:
     layout = memory.layout
     rope = rope_table(checkpoint.config, layout.context, layout.dtype, layout.device)
     layers = tuple(range(checkpoint.config.num_hidden_layers))
     network: Network = TargetNetwork("target", layers, checkpoint.layers, checkpoint, rope, memory, selector)
     strategy = instantiate(cfg.graph, allow)
-    factory = _graph_factory(layout.device)
-    sizes = capture_sizes(head.k, layout.max_requests, cfg.engine.prefill_chunk)
+    factory = fault.graphs(_graph_factory(layout.device))
+    batches = capture_batches(cfg.engine.capture_requests, layout.max_requests)
+    sizes = capture_sizes(head.k, batches, cfg.engine.prefill_chunk)
     target = strategy.wrap(network, builder.target([], sizes[0]), sizes, factory)
-    draft = head.network(HeadParts(checkpoint, rope, memory, selector, len(layers)))
+    draft = head.network(fault.head(HeadParts(checkpoint, rope, memory, selector, len(layers))))
     if draft is None:
         return target, None
     hidden = torch.zeros(sizes[0], checkpoint.config.hidden_size, dtype=layout.dtype, device=layout.device)
     nobody: list[Verified] = []
     example = builder.draft_prefill(nobody, sizes[0], hidden)
     prefill = strategy.wrap(draft, example, sizes, factory)
-    decode = strategy.wrap(draft, example, range(1, layout.max_requests + 1), factory)
+    decode = strategy.wrap(draft, example, batches, factory)
     return target, Drafting(head.k, DraftRunners(prefill, decode), builder, sync.inputs, audit)

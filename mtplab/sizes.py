@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from omegaconf import DictConfig
 
@@ -11,11 +13,18 @@ from mtplab.memory.layout import MemoryLayout
 from mtplab.model.config import ModelConfig
 
 
-def capture_sizes(k: int, max_requests: int, prefill_chunk: int) -> tuple[int, ...]:
-    """Multiples of 1+k: every decode batch exactly, then in steps of about an eighth up to a full mixed batch."""
+def capture_batches(capture_requests: Sequence[int] | None, max_requests: int) -> tuple[int, ...]:
+    """Decode batches to capture, in requests: every one (null), or the given ones and the largest."""
+    if capture_requests is None:
+        return tuple(range(1, max_requests + 1))
+    return tuple(sorted({n for n in capture_requests if n < max_requests} | {max_requests}))
+
+
+def capture_sizes(k: int, batches: Sequence[int], prefill_chunk: int) -> tuple[int, ...]:
+    """Multiples of 1+k: every decode batch, then in steps of about an eighth up to a full mixed batch."""
     unit = 1 + k
-    sizes = [unit * n for n in range(1, max_requests + 1)]
-    largest = -(-(prefill_chunk + max_requests * unit) // unit) * unit
+    sizes = [unit * n for n in batches]
+    largest = -(-(prefill_chunk + sizes[-1]) // unit) * unit
     while sizes[-1] < largest:
         step = max(sizes[-1] // 4 // unit, 1) * unit
         sizes.append(min(sizes[-1] + step, largest))
@@ -45,7 +54,7 @@ def memory_layout(
         page_size=cfg.memory.page_size,
         context=cfg.engine.context,
         max_requests=cfg.engine.max_requests,
-        max_rows=capture_sizes(head.k, cfg.engine.max_requests, cfg.engine.prefill_chunk)[-1],
+        max_rows=capture_sizes(head.k, (cfg.engine.max_requests,), cfg.engine.prefill_chunk)[-1],
         pool_pages=cfg.memory.pool_pages or automatic + 1,
         resident_pages=cfg.memory.resident_pages,
         hot_size=(cfg.memory.hot_size or (head.k + 2) * top_k) if on_host else 0,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig
 
+from mtplab.audit.records import HARMFUL, RowRecord
 from mtplab.engine.records import (
     ArmOutcome,
     Culprit,
@@ -81,5 +82,5 @@ def _step(cfg: DictConfig, step: int, request: RequestStep, faulty: bool) -> Ste
     return StepRecord(
         step, cfg.graph.name.upper(), cfg.graph.name.upper(), 4, 4, 1, (request,), 1, int(step % 7 == 0),
         int(reads > 0),
-        4 * faulty, reads, {"draft.hidden_states": 0}, {"draft.hidden_states": step}, 0.01,
+        4 * faulty, reads, (), (RowRecord("mtp.0", 0, 0, reads, 2, HARMFUL, (request.request,)),) * (reads > 0), 0.01,
     )  # fmt: skip

@@ -183,7 +183,7 @@ def every_output(cfg: DictConfig, prompts: Sequence[Sequence[int]]) -> list[Tens
     """Logits and draft states of every forward of a run, all padded to the same sizes."""
     parts = build_arm(cfg).engine.parts
     requests = cfg.engine.max_requests
-    sizes = capture_sizes(cfg.spec.k, requests, cfg.engine.prefill_chunk)
+    sizes = capture_sizes(cfg.spec.k, range(1, requests + 1), cfg.engine.prefill_chunk)
     assert parts.drafting is not None
     target = PaddedTo(parts.target, sizes)
     prefill = PaddedTo(parts.drafting.runners.prefill, sizes)

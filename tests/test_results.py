@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import mtplab
+from mtplab.audit.records import BENIGN, HARMFUL, InputRecord, RowRecord
 from mtplab.engine.records import RequestOutcome, RequestStep, StepRecord
 from mtplab.results.advice import next_command
 from mtplab.results.arms import load_arm, save_arm
@@ -28,7 +29,7 @@ from mtplab.results.stats import (
     relative_loss,
     wilson,
 )
-from mtplab.results.steps import StepWriter, read_lines, read_steps
+from mtplab.results.steps import StepWriter, read_lines, read_staleness, read_steps
 from mtplab.results.table import markdown
 from mtplab.results.verdict import FLOOR, THRESHOLD, Verdict, judge
 
@@ -210,7 +211,9 @@ def test_a_missing_request_is_a_divergence() -> None:
 
 def step(number: int, accepted: int = 2) -> StepRecord:
     request = RequestStep(0, 3, accepted, accepted + 1, 40)
-    return StepRecord(number, "FULL", "FULL", 4, 4, 1, (request,), 0, 0, 0, 0, 0, {"draft.x": 1}, {"draft.x": 0}, 0.01)
+    stale = InputRecord("draft.1", "x", 1, number - 1, BENIGN, 2.0, 1, 1, (0,))
+    found = RowRecord("mtp.0", 1, 16, 5, 2, HARMFUL, (0,))
+    return StepRecord(number, "FULL", "FULL", 4, 4, 1, (request,), 0, 0, 1, 0, 5, (stale,), (found,), 0.01)
 
 
 def test_steps_of_an_interrupted_arm_are_kept_and_not_counted_twice(tmp_path: Path) -> None:
@@ -230,6 +233,16 @@ def test_steps_of_an_interrupted_arm_are_kept_and_not_counted_twice(tmp_path: Pa
     assert list(steps["decode_step"]) == [0, 1]
     assert (steps["accepted_at_1"].sum(), steps["accepted_at_2"].sum()) == (2, 0)
     assert list(steps["stale_draft.x"]) == [1, 1]
+
+
+def test_the_audits_records_become_a_tidy_frame(tmp_path: Path) -> None:
+    with StepWriter(tmp_path, "requested") as writer:
+        writer.write(step(0))
+    frame = read_staleness(tmp_path).set_index("line")
+    assert list(frame.index) == ["draft.1.x", "host_rows mtp.0: pages wrong", "host_rows mtp.0: reads wrong"]
+    assert list(frame["kind"]) == ["benign", "benign", "harmful"]
+    assert list(frame["count"]) == [1, 1, 5]
+    assert list(frame["age"]) == [1, 2, 2]
 
 
 def test_a_step_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtplab.audit.records import InputRecord, RowRecord
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`stale_inputs` maps a stale static input to its age in steps; `input_written` to the step of its last write."""
+    """Page counts are (page, layer) pairs except `pages_clean`; records only of what was not as it should be."""
 
-    pages_clean: int
-    pages_wrong: int
-    rows_read_from_host: int
-    reads_wrong: int
-    stale_inputs: dict[str, int]
-    input_written: dict[str, int]
+    pages_clean: int = 0
+    pages_wrong: int = 0
+    rows_read_from_host: int = 0
+    reads_wrong: int = 0
+    inputs: tuple[InputRecord, ...] = ()
+    rows: tuple[RowRecord, ...] = ()

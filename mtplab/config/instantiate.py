@@ -15,8 +15,8 @@ from mtplab.errors import ConfigError
 def instantiate(node: DictConfig, allow: Sequence[str] = (), **arguments: Any) -> Any:
     """Call the node's `_target_` with its other keys and `arguments`.
 
-    `name` labels the option and is not passed on. `allow` is `cfg.allow_targets`: modules beside `mtplab` whose classes
-    may be named.
+    `name` labels the option, `card` describes it; neither is passed on. `allow` is `cfg.allow_targets`: modules beside
+    `mtplab` whose classes may be named.
     """
     plain = OmegaConf.to_container(node, resolve=True)
     assert isinstance(plain, dict)
@@ -27,7 +27,8 @@ def instantiate(node: DictConfig, allow: Sequence[str] = (), **arguments: Any) -
         if not any(target.startswith(f"{module}.") for module in ("mtplab", *allow)):
             remedy = f"use a class of mtplab, or add allow_targets=[{target.split('.')[0]}]"
             raise ConfigError(f"{key}._target_", f"{target} is not allowed", remedy)
-    plain.pop("name", None)
+    for label in ("name", "card"):
+        plain.pop(label, None)
     try:
         return hydra.utils.instantiate(plain, _convert_="all", **arguments)
     except InstantiationException as error:

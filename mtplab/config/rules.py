@@ -40,6 +40,9 @@ def sizes_are_positive(cfg: DictConfig) -> None:
     _at_least(cfg, "seed", 0, "seeds count from zero")
     _at_least(cfg, "engine.threads", 1, "something must compute")
     _at_least(cfg, "engine.max_requests", 1, "one request at a time is the least")
+    if min(cfg.engine.capture_requests or [1]) < 1:
+        problem = f"{list(cfg.engine.capture_requests)} holds a batch without requests"
+        raise ConfigError("engine.capture_requests", problem, "use numbers from 1 to engine.max_requests, or null")
     _at_least(cfg, "memory.page_size", 1, "rows of a page")
     _at_least(cfg, "workload.num_prompts", 1, "no prompt, no acceptance")
     _at_least(cfg, "workload.max_new_tokens", 2, "the first token comes from prefill, drafts need a second")

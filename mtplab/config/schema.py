@@ -27,6 +27,7 @@ class RunSchema:
 @dataclass
 class EngineSchema:
     max_requests: int = MISSING
+    capture_requests: list[int] | None = MISSING
     context: int = MISSING
     prefill_chunk: int = MISSING
     dtype: str = MISSING
@@ -101,6 +102,11 @@ class SyncFields(NamedFields):
 
 
 @dataclass
+class FaultFields(TargetFields):
+    card: dict[str, Any] | None = MISSING
+
+
+@dataclass
 class WorkloadFields(TargetFields):
     num_prompts: int = MISSING
     max_new_tokens: int = MISSING
@@ -113,7 +119,7 @@ OPEN_GROUPS: dict[str, type[NamedFields]] = {
     "sparse": SparseFields,
     "graph": TargetFields,
     "sync": SyncFields,
-    "fault": NamedFields,
+    "fault": FaultFields,
     "workload": WorkloadFields,
     "track": TargetFields,
 }

@@ -72,6 +72,7 @@ class Engine:
             return None
         bucket = p.target.bucket(sum(item.rows for item in batch))
         live = p.builder.target(batch, bucket)
+        p.audit.begin_step(self.steps, batch)
         p.sync.inputs.prepare(self.steps)
         if p.target.static is not None:
             p.sync.inputs.target(p.target.static, live, self.steps)
@@ -101,8 +102,8 @@ class Engine:
             pages_wrong=findings.pages_wrong,
             rows_read_from_host=findings.rows_read_from_host,
             reads_wrong=findings.reads_wrong,
-            stale_inputs=findings.stale_inputs,
-            input_written=findings.input_written,
+            inputs=findings.inputs,
+            rows=findings.rows,
             seconds=time.perf_counter() - started,
         )
         self.mode_steps[p.target.mode] = self.mode_steps.get(p.target.mode, 0) + 1

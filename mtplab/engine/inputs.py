@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import TypeVar
@@ -65,10 +66,17 @@ class StaticInputs:
         self.buffers: dict[str, Tensor] = {}
         self.written: dict[str, int] = {}
         self.value_step: dict[str, int] = {}
+        self._held: tuple[str, ...] = ()
         for name, value in example.items():
             shape = (max_rows, *value.shape[1:]) if name in ROW_FIELDS else value.shape
             buffer = torch.full(shape, SENTINEL.get(name, 0), dtype=value.dtype, device=value.device)
             self.buffers[name] = buffer
+            self.written[name] = self.value_step[name] = -1
+
+    def clear(self) -> None:
+        """What capture saw: sentinels, never written."""
+        for name, buffer in self.buffers.items():
+            buffer.fill_(SENTINEL.get(name, 0))
             self.written[name] = self.value_step[name] = -1
 
     def view(self, rows: int) -> StepInputs:
@@ -77,9 +85,20 @@ class StaticInputs:
 
     def copy(self, name: str, value: Tensor, step: int, value_step: int | None = None) -> None:
         """Write `value` to the front of buffer `name` at `step`; `value_step` is the step it was right for."""
+        if name in self._held:
+            return
         self.buffers[name][: value.shape[0]].copy_(value)
         self.written[name] = step
         self.value_step[name] = step if value_step is None else value_step
+
+    @contextmanager
+    def held(self, *names: str) -> Iterator[None]:
+        """Inside the block `copy` leaves these buffers and their stamps as they are."""
+        before, self._held = self._held, (*self._held, *names)
+        try:
+            yield
+        finally:
+            self._held = before
 
     def copy_all(self, live: StepInputs, step: int) -> None:
         for name, value in live.items():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mtplab.audit.records import InputRecord, RowRecord
+
 
 @dataclass(frozen=True, slots=True)
 class RequestStep:
@@ -21,7 +23,7 @@ class RequestStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One engine step: what ran, what was accepted, what moved, what was stale."""
+    """One engine step: what ran, what was accepted, what moved; `inputs` and `rows`: what was not as it should be."""
 
     step: int
     mode: str
@@ -35,8 +37,8 @@ class StepRecord:
     pages_wrong: int
     rows_read_from_host: int
     reads_wrong: int
-    stale_inputs: dict[str, int]
-    input_written: dict[str, int]
+    inputs: tuple[InputRecord, ...]
+    rows: tuple[RowRecord, ...]
     seconds: float
 
 

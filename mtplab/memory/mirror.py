@@ -22,7 +22,10 @@ class RowSpan:
 
 
 class Mirror:
-    """`target_layers` and `draft_layers` are memory layers; `copies` counts the copies of each layer in this step."""
+    """`target_layers` and `draft_layers` are memory layers; `copies` counts the copies of each layer in this step.
+
+    `hand_over` declares pages clean, `on_copy` is told of every copy.
+    """
 
     def __init__(
         self,
@@ -30,9 +33,11 @@ class Mirror:
         target_layers: tuple[int, ...],
         draft_layers: tuple[int, ...],
         hand_over: Callable[[], None],
+        on_copy: Callable[[tuple[int, ...], RowSpan], None],
     ) -> None:
         self._memory = memory
         self._hand_over = hand_over
+        self._on_copy = on_copy
         self.target_layers = target_layers
         self.draft_layers = draft_layers
         self.copies: dict[int, int] = {}
@@ -64,6 +69,7 @@ class Mirror:
                 0, span.host_rows.to(host.layers[layer].device), rows.to(host.layers[layer].device)
             )
             self.copies[layer] = self.copies.get(layer, 0) + 1
+        self._on_copy(layers, span)
 
     def hand_over(self) -> None:
         """Report this step's complete pages clean; from now on they may be evicted."""

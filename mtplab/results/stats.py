@@ -75,8 +75,8 @@ def length_interval(counts: Counts) -> Interval | None:
     if len(pairs) == 1:
         return Interval(1.0, 1.0 + counts.k)
     accepted, drafts = np.asarray(pairs, dtype=np.float64).T
-    weights = _weights(len(pairs))
-    return _percentiles(1 + (weights @ accepted) / (weights @ drafts))
+    weights = resampling_weights(len(pairs))
+    return percentiles(1 + (weights @ accepted) / (weights @ drafts))
 
 
 def relative_loss(arm: Counts, reference: Counts) -> Loss | None:
@@ -89,21 +89,22 @@ def relative_loss(arm: Counts, reference: Counts) -> Loss | None:
     if not rows:
         return None
     a, d, ra, rd = np.asarray(rows, dtype=np.float64).T
-    weights = _weights(len(rows))
+    weights = resampling_weights(len(rows))
     reference_rate = (weights @ ra) / (weights @ rd)
     usable = reference_rate > 0
     losses = 1 - ((weights @ a) / (weights @ d))[usable] / reference_rate[usable]
     value = 1 - (arm_length - 1) / (reference_length - 1)
-    return Loss(value, _percentiles(losses), len(rows))
+    return Loss(value, percentiles(losses), len(rows))
 
 
-def _weights(requests: int) -> NDArray[np.float64]:
+def resampling_weights(requests: int) -> NDArray[np.float64]:
     """How often each request is drawn, one row a resample [RESAMPLES, requests]."""
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     return generator.multinomial(requests, np.full(requests, 1 / requests), size=RESAMPLES).astype(np.float64)
 
 
-def _percentiles(values: NDArray[np.float64]) -> Interval:
+def percentiles(values: NDArray[np.float64]) -> Interval:
+    """Interval at `LEVEL` of bootstrap values [RESAMPLES]."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values, [tail, 1 - tail])
     return Interval(float(low), float(high))

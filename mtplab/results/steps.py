@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import pandas as pd
 
+from mtplab.audit.records import BENIGN, UNCHANGED
 from mtplab.engine.records import StepRecord
 
 NAME = "steps.jsonl"
@@ -57,13 +58,10 @@ def read_steps(directory: Path) -> pd.DataFrame:
     """Tidy frame, one row per arm and step of each arm's last attempt.
 
     `decode_step` counts the steps that drafted (-1 elsewhere); `accept_length` is theirs: 1 + accepted / drafts.
-    `accepted_at_<i>` are the drafts accepted at position i; `stale_<buffer>` is the age of a static input in steps.
+    `accepted_at_<i>` are the drafts accepted at position i; `stale_<runner>.<buffer>` is the age, in steps, of a static
+    input that differed from its live value (the oldest of the runner's passes).
     """
-    lines = list(read_lines(directory))
-    last: dict[str, int] = {}
-    for line in lines:
-        last[line["arm"]] = max(line["attempt"], last.get(line["arm"], 0))
-    frame = pd.DataFrame([_row(line) for line in lines if line["attempt"] == last[line["arm"]]])
+    frame = pd.DataFrame([_row(line) for line in _last_attempts(directory)])
     if frame.empty:
         return frame
     positions = [name for name in frame.columns if name.startswith("accepted_at_")]
@@ -74,17 +72,62 @@ def read_steps(directory: Path) -> pd.DataFrame:
     return frame
 
 
+def read_staleness(directory: Path) -> pd.DataFrame:
+    """Tidy frame, one row per record of the audit: what was not as it should be, when, and whether it was read.
+
+    `line` is replay and buffer (`draft_decode.1.positions`), or what is wrong with a layer's host rows; `count` are
+    entries that differ, pages or reads; `rows` the rows hit; `age`, `kind`, `requests` as in `mtplab.audit.records`.
+    """
+    found = []
+    for line in _last_attempts(directory):
+        at = {"arm": line["arm"], "step": line["step"]}
+        found += [at | _of_input(record) for record in line["inputs"]]
+        found += [at | part for record in line["rows"] for part in _of_rows(record)]
+    columns = ["arm", "step", "line", "age", "kind", "count", "rows", "requests", "max_abs", "written"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def _of_input(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "line": f"{record['replay']}.{record['buffer']}", "count": record["entries"]}
+
+
+def _of_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pages found wrong and reads of wrong rows are two lines: nobody has read a page when it is declared clean."""
+    layer, common = record["layer"], {"age": record["age"], "requests": record["requests"]}
+    parts = []
+    if record["pages_wrong"]:
+        found = {"kind": BENIGN, "count": record["pages_wrong"], "rows": record["rows_wrong"]}
+        parts.append({**common, "line": f"host_rows {layer}: pages wrong", **found})
+    if record["reads_wrong"]:
+        found = {"kind": record["kind"], "count": record["reads_wrong"]}
+        parts.append({**common, "line": f"host_rows {layer}: reads wrong", **found})
+    return parts
+
+
+def _last_attempts(directory: Path) -> list[dict[str, Any]]:
+    lines = list(read_lines(directory))
+    last: dict[str, int] = {}
+    for line in lines:
+        last[line["arm"]] = max(line["attempt"], last.get(line["arm"], 0))
+    return [line for line in lines if line["attempt"] == last[line["arm"]]]
+
+
 def _row(line: dict[str, Any]) -> dict[str, Any]:
     requests = [request for request in line.pop("requests") if request["drafted"]]
     deepest = max((request["drafted"] for request in requests), default=0)
-    stale, _ = line.pop("stale_inputs"), line.pop("input_written")
+    stale: dict[str, int] = {}
+    for record in line.pop("inputs"):
+        if record["kind"] != UNCHANGED:
+            name = f"stale_{record['replay'].partition('.')[0]}.{record['buffer']}"
+            stale[name] = max(record["age"], stale.get(name, 0))
+    del line["rows"]
     return {
         **line,
         "drafts": len(requests),
         "drafted": sum(request["drafted"] for request in requests),
         "accepted": sum(request["accepted"] for request in requests),
         **{f"accepted_at_{i}": sum(request["accepted"] > i for request in requests) for i in range(deepest)},
-        **{f"stale_{buffer}": age for buffer, age in stale.items()},
+        **stale,
     }
 
 
